@@ -1,0 +1,51 @@
+"""handgrad: Transformers whose every gradient is written out by hand, in matrices, and proved.
+
+Names are loaded when they are first used, so that `handgrad --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from handgrad.core import (  # noqa: F401
+        Accumulate,
+        Buffer,
+        Chain,
+        Fork,
+        Layer,
+        Layout,
+        Recompute,
+        Residual,
+        Run,
+        Sequence,
+        Slot,
+        Sum,
+    )
+    from handgrad.generate.generate import generate  # noqa: F401
+    from handgrad.layers.linear import Linear  # noqa: F401
+    from handgrad.models.gpt2 import GPT2Config  # noqa: F401
+    from handgrad.models.load import load  # noqa: F401
+    from handgrad.models.model import Model, build, watch  # noqa: F401
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "handgrad.core": "Accumulate Buffer Chain Fork Layer Layout Recompute Residual Run Sequence Slot Sum",
+    "handgrad.layers.linear": "Linear",
+    "handgrad.models.gpt2": "GPT2Config",
+    "handgrad.models.load": "load",
+    "handgrad.models.model": "Model build watch",
+    "handgrad.generate.generate": "generate",
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
+__all__ = sorted(_WHERE)  # noqa: PLE0605
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module 'handgrad' has no attribute '{name}'")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _WHERE.keys())

@@ -1,0 +1,74 @@
+"""Who receives a parameter's gradient. A layer hands over *factors*, never yet multiplied; the receiver decides.
+
+    outer(name, a, Delta)    dL/dw = aᵗ Delta              a ~ (..., n), Delta ~ (..., m) -> (n, m)
+    total(name, Delta)       dL/db = 1ᵗ Delta              Delta ~ (..., m) -> (m,)
+    rows(name, ids, Delta)   dL/dw = OHE(ids)ᵗ Delta       ids ~ (...), Delta ~ (..., m) -> (V, m); repeated ids add
+    scaled(name, x, Delta)   dL/dγ = 1ᵗ (Delta ∘ x)        both (..., m) -> (m,)
+
+Leading axes are samples and tokens; a gradient sums over all of them. A name that is absent from the receiver is
+frozen: nothing is computed for it, and no layer has an `if` for that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from handgrad.core.params import Tree
+
+
+class Gradients(Protocol):
+    """What a backward pass talks to. `grads / part` is the receiver of that part of the network."""
+
+    def __truediv__(self, part: str) -> Gradients: ...
+    def outer(self, name: str, a: torch.Tensor, Delta: torch.Tensor) -> None: ...
+    def total(self, name: str, Delta: torch.Tensor) -> None: ...
+    def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None: ...
+    def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """g += the product: all that a plain training step needs. `tree` is `Buffer.tree` of the gradient.
+
+    >>> g = {"w": torch.zeros(2, 2)}
+    >>> Accumulate(g).outer("w", torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]))
+    >>> g["w"]
+    tensor([[3., 4.],
+            [6., 8.]])
+    """
+
+    tree: Tree
+
+    def __truediv__(self, part: str) -> Accumulate:
+        below = self.tree.get(part, {})
+        assert isinstance(below, dict), f"{part} is a parameter, not a part"
+        return Accumulate(below)
+
+    def outer(self, name: str, a: torch.Tensor, Delta: torch.Tensor) -> None:
+        if (g := self._of(name)) is not None:
+            a, Delta = a.flatten(0, -2), Delta.flatten(0, -2)
+            if a.dtype == g.dtype:
+                g.addmm_(a.mT, Delta)
+            else:
+                g += a.mT @ Delta
+
+    def total(self, name: str, Delta: torch.Tensor) -> None:
+        if (g := self._of(name)) is not None:
+            g += Delta.flatten(0, -2).sum(0, dtype=g.dtype)
+
+    def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None:
+        if (g := self._of(name)) is not None:
+            ids = ids.expand(Delta.shape[:-1])
+            g.index_add_(0, ids.flatten(), Delta.flatten(0, -2).to(g.dtype))
+
+    def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:
+        if (g := self._of(name)) is not None:
+            g += (x * Delta).flatten(0, -2).sum(0, dtype=g.dtype)
+
+    def _of(self, name: str) -> torch.Tensor | None:
+        g = self.tree.get(name)
+        assert not isinstance(g, dict), f"{name} is a part, not a parameter"
+        return g

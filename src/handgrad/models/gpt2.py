@@ -1,0 +1,119 @@
+"""GPT-2: learned positions, pre-norm blocks, tanh GELU, tied logits. A configuration becomes a tree of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+from handgrad.core.combine import Chain, Fork, Sum
+from handgrad.core.errors import ConfigError, unknown
+from handgrad.layers.block import dropped, mlp, pre_norm
+from handgrad.layers.embedding import PositionEmbedding, TokenEmbedding, Unembedding
+from handgrad.layers.layernorm import LayerNorm
+from handgrad.layers.multihead import MultiHead
+from handgrad.layers.pointwise import ACTIVATIONS
+
+TIED = {"head.w_emb": "embedding.token.w_emb"}
+
+
+@dataclass(frozen=True)
+class GPT2Config:
+    """The shape of a GPT-2-like model.
+
+    vocabulary   number of tokens V
+    context      most tokens of one sequence, T_context
+    n_layers     blocks
+    n_heads      heads of a block; d_model must be a multiple of it
+    d_model      width of the stream, d
+    d_mlp        inner width of the MLP; 0 means 4 · d_model
+    bias         offsets in linear layers and norms
+    dropout      rate on the embedding and on each branch's output (not on ρ)
+    activation   "gelu_tanh" (GPT-2), "gelu_erf" or "relu"
+    tied         logits use the embedding's rows
+    epsilon      of the layer norms
+    std          spread of the first weights; the two outputs of a block get std/√(2·n_layers)
+
+    >>> GPT2Config(vocabulary=65, n_layers=4, n_heads=4, d_model=128).d_inner
+    512
+    """
+
+    vocabulary: int
+    context: int = 64
+    n_layers: int = 4
+    n_heads: int = 4
+    d_model: int = 128
+    d_mlp: int = 0
+    bias: bool = True
+    dropout: float = 0.0
+    activation: str = "gelu_tanh"
+    tied: bool = True
+    epsilon: float = 1e-5
+    std: float = 0.02
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name} is {getattr(self, name)}, and must be a whole number of at least {least}"
+            for name, least in [
+                ("vocabulary", 1),
+                ("context", 1),
+                ("n_layers", 0),
+                ("n_heads", 1),
+                ("d_model", 1),
+                ("d_mlp", 0),
+            ]
+            if type(getattr(self, name)) is not int or getattr(self, name) < least
+        ]
+        if not wrong and self.d_model % self.n_heads:
+            wrong.append(
+                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: equal heads cannot be cut"
+            )
+        if not 0 <= self.dropout < 1:
+            wrong.append(f"dropout is {self.dropout}, and must be at least 0 and below 1")
+        if not 0 < self.epsilon < 1:
+            wrong.append(f"epsilon is {self.epsilon}, and must be between 0 and 1")
+        if not 0 <= self.std < 100:
+            wrong.append(f"std is {self.std}, and must be between 0 and 100")
+        if wrong:
+            raise ConfigError("; ".join(wrong))
+        if self.activation not in ACTIVATIONS:
+            raise unknown("activation", self.activation, ACTIVATIONS)
+
+    @property
+    def d_inner(self) -> int:
+        return self.d_mlp or 4 * self.d_model
+
+    def layers(self) -> Chain:
+        return gpt2(self)
+
+    def ties(self) -> Mapping[str, str]:
+        return TIED if self.tied else {}
+
+
+def gpt2(c: GPT2Config) -> Chain:
+    """ids ~ (B, T) -> logits ~ (B, T, V)."""
+    embedding = Sum(
+        Fork(
+            {
+                "token": TokenEmbedding(c.vocabulary, c.d_model, c.std),
+                "position": PositionEmbedding(c.context, c.d_model, c.std),
+            }
+        )
+    )
+    blocks = Chain({str(i): block(c) for i in range(c.n_layers)})
+    norm = LayerNorm(c.d_model, c.bias, c.epsilon)
+    head = Unembedding(c.vocabulary, c.d_model, c.std)
+    return Chain(
+        {"embedding": embedding} | dropped("dropout", c.dropout) | {"blocks": blocks, "norm": norm, "head": head}
+    )
+
+
+def block(c: GPT2Config):
+    std_out = c.std / sqrt(2 * c.n_layers)
+    return pre_norm(
+        LayerNorm(c.d_model, c.bias, c.epsilon),
+        MultiHead(c.d_model, c.n_heads, c.bias, std=c.std, std_out=std_out),
+        LayerNorm(c.d_model, c.bias, c.epsilon),
+        mlp(c.d_model, c.d_inner, ACTIVATIONS[c.activation], c.bias, c.std, std_out),
+        c.dropout,
+    )

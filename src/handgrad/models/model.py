@@ -1,0 +1,170 @@
+"""A network with its numbers: what people call."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.core.gradients import Accumulate, Gradients
+from handgrad.core.layer import Layer
+from handgrad.core.params import Buffer, Layout
+from handgrad.core.run import Run
+from handgrad.core.signals import Watch
+from handgrad.rules.crossentropy import CROSS_ENTROPY
+
+
+class Config(Protocol):
+    """What a model is built from: sizes, and how they become layers."""
+
+    vocabulary: int
+    context: int
+
+    def layers(self) -> Layer: ...
+    def ties(self) -> dict[str, str]: ...
+
+
+class Pending(NamedTuple):
+    """A forward pass that waits for its backward pass."""
+
+    saved: Any
+    saved_loss: Any
+    run: Run
+
+
+@dataclass
+class Model:
+    """Token ids in, logits out; a loss, and its gradient by the layers' own backward maps.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=1, d_model=6), seed=0)
+    >>> tokens = torch.tensor([[1, 2, 3, 4, 5]])
+    >>> model(tokens).shape
+    torch.Size([1, 5, 11])
+    >>> loss, grads = model.loss(tokens), model.backward()
+    >>> grads["blocks.0.attention.query.w"].shape
+    torch.Size([6, 6])
+    """
+
+    config: Config
+    layer: Layer
+    params: Buffer
+    run: Run = field(default_factory=Run)
+    pending: Pending | None = None
+
+    def __call__(self, tokens: Tensor, run: Run | None = None) -> Tensor:
+        """Logits ~ (B, T, V) of ids ~ (B, T), in evaluation (nothing is dropped)."""
+        return self.layer.forward(self.params.tree, self.checked(tokens), run or self.run)[0]
+
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor | None = None,
+        valid: Tensor | None = None,
+        *,
+        n_valid: int | None = None,
+        run: Run | None = None,
+    ) -> Tensor:
+        """Mean surprise of the targets in nats, and the start of a backward pass.
+
+        tokens    ids ~ (B, T)
+        targets   ids ~ (B, T): what row p should predict. Left out, the loss shifts by one *itself*: row p predicts
+                  token p + 1, the last row predicts nothing, T - 1 terms count. Targets that you give are used as they
+                  are and must already be shifted; a negative target (such as -100) does not count
+        valid     bool ~ (B, T): which targets count
+        n_valid   what the sum is divided by; default: the number of targets that count. Give the number of the whole
+                  step when it is cut into micro-batches
+        """
+        run = run or self.run
+        tokens = self.checked(tokens)
+        targets, valid = self.aimed(tokens, targets, valid)
+        logits, saved = self.layer.forward(self.params.tree, tokens, run)
+        n = int(valid.sum()) if n_valid is None else n_valid
+        loss, saved_loss = CROSS_ENTROPY.forward(logits, targets, valid, n, run=run / "loss")
+        self.pending = Pending(saved, saved_loss, run)
+        return loss
+
+    def backward(self, grads: Gradients | None = None) -> Buffer | None:
+        """The gradient of the last loss, as name -> tensor. Given a receiver, everything goes to it instead."""
+        if self.pending is None:
+            raise ConfigError(
+                "there is no loss to go back from: a backward pass uses up what its forward pass kept. "
+                "Call model.loss(tokens) first"
+            )
+        (saved, saved_loss, run), self.pending = self.pending, None
+        gradient = self.params.layout.zeros(self.params.flat.dtype, self.params.flat.device) if grads is None else None
+        receiver = Accumulate(gradient.tree) if gradient is not None else grads
+        Delta = CROSS_ENTROPY.backward(torch.ones((), device=self.params.flat.device), saved_loss, run / "loss")
+        del saved_loss
+        self.layer.backward(self.params.tree, Delta, saved, receiver, run)
+        return gradient
+
+    @contextmanager
+    def running(self, **how: Any):
+        """Within the block, passes run this way: `with model.running(seed=1): …`."""
+        before, self.run = self.run, replace(self.run, **how)
+        try:
+            yield self
+        finally:
+            self.run = before
+
+    def checked(self, tokens: Tensor) -> Tensor:
+        if tokens.dtype != torch.int64 or tokens.ndim != 2 or 0 in tokens.shape:
+            raise ShapeError(
+                f"a model reads token ids as an int64 matrix (batch, tokens), each at least 1; "
+                f"found {tuple(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}"
+            )
+        low, high = tokens.aminmax()
+        if int(low) < 0 or int(high) >= self.config.vocabulary:
+            bad = int(low) if int(low) < 0 else int(high)
+            where = (tokens == bad).nonzero()[0].tolist()
+            raise ShapeError(
+                f"token id {bad} at row {where[0]}, position {where[1]} is outside the vocabulary of "
+                f"{self.config.vocabulary} (ids 0 to {self.config.vocabulary - 1})"
+            )
+        return tokens
+
+    def aimed(self, tokens: Tensor, targets: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        if targets is None:
+            targets = torch.full_like(tokens, -1)
+            targets[:, :-1] = tokens[:, 1:]
+        for name, given in (("targets", targets), ("valid", valid)):
+            if given is not None and given.shape != tokens.shape:
+                raise ShapeError(
+                    f"{name} is {tuple(given.shape)}, and must have the shape of tokens, {tuple(tokens.shape)}"
+                )
+        if int(targets.max()) >= self.config.vocabulary:
+            raise ShapeError(f"target id {int(targets.max())} is outside the vocabulary of {self.config.vocabulary}")
+        counts = targets >= 0
+        return targets, counts if valid is None else counts & valid.bool()
+
+
+def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
+    """A model with first values drawn from `seed`: the same for every machine and order of layers.
+
+    >>> import handgrad as hg
+    >>> hg.build(hg.GPT2Config(vocabulary=11, n_layers=1, n_heads=1, d_model=6), seed=0).params.layout.count
+    972
+    """
+    layer = config.layers()
+    return Model(config, layer, Layout(layer.slots(), dict(config.ties())).draw(seed, dtype, device))
+
+
+@contextmanager
+def watch(model: Model, *patterns: str, replace: dict | None = None):
+    """Record signals while the block runs; results stay the same, bit for bit, unless something is replaced.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)
+    >>> with hg.watch(model, "blocks.*.attention.*") as signals:
+    ...     loss, grads = model.loss(torch.tensor([[1, 2, 3]])), model.backward()
+    >>> signals["blocks.0.attention.Delta_raw"].shape
+    torch.Size([1, 2, 3, 3])
+    """
+    signals = Watch(patterns, replace or {})
+    with model.running(signals=signals):
+        yield signals
