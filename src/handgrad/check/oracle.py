@@ -128,7 +128,8 @@ def compare(
     whole = float(oracle.flat.norm())
     for path, hand in probe.events.items():
         if hand is None:
-            rows.append(judged(path, g[path], oracle[path], tolerance, whole if path in zeros else None))
+            if path in p.layout.slots:
+                rows.append(judged(path, g[path], oracle[path], tolerance, whole if path in zeros else None))
         elif not path.rpartition(".")[2].startswith("Delta_from_"):
             rows.append(judged(path, hand, gradient_at(probe, path), tolerance))
     for name in p:  # what backward never handed over

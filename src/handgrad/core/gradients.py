@@ -2,7 +2,8 @@
 
     outer(name, a, Delta)    dL/dw = aᵗ Delta              a ~ (..., n), Delta ~ (..., m) -> (n, m)
     total(name, Delta)       dL/db = 1ᵗ Delta              Delta ~ (..., m) -> (m,)
-    rows(name, ids, Delta)   dL/dw = OHE(ids)ᵗ Delta       ids ~ (...), Delta ~ (..., m) -> (V, m); repeated ids add
+    rows(name, ids, Delta)   dL/dw = OHE(ids)ᵗ Delta       ids ~ (...), Delta ~ (..., m) -> (V, m); repeated ids add;
+                                                        ids may lack leading axes of Delta, which then are summed
     scaled(name, x, Delta)   dL/dγ = 1ᵗ (Delta ∘ x)        both (..., m) -> (m,)
 
 Leading axes are samples and tokens; a gradient sums over all of them. A name that is absent from the receiver is
@@ -61,7 +62,7 @@ class Accumulate:
 
     def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None:
         if (g := self._of(name)) is not None:
-            ids = ids.expand(Delta.shape[:-1])
+            Delta = Delta.flatten(0, -2 - ids.ndim).sum(0) if Delta.ndim - 1 > ids.ndim else Delta
             g.index_add_(0, ids.flatten(), Delta.flatten(0, -2).to(g.dtype))
 
     def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:

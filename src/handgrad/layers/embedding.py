@@ -50,7 +50,8 @@ class PositionEmbedding:
                 f"{last} tokens do not fit the context of {self.context} positions that this model has learned; "
                 "give fewer tokens, or train with a longer context"
             )
-        return embed.forward(torch.arange(first, last, device=ids.device), p["w_pos"])
+        a, saved = embed.forward(torch.arange(first, last, device=ids.device), p["w_pos"])
+        return a.expand(*ids.shape, self.width), saved
 
     def backward(self, p: Tree, Delta: Tensor, saved: embed.Saved, grads: Gradients, run: Run) -> None:
         embed.backward("w_pos", Delta, saved, grads)

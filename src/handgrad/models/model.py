@@ -54,6 +54,7 @@ class Model:
     layer: Layer
     params: Buffer
     run: Run = field(default_factory=Run)
+    tokenizer: Any = None
     pending: Pending | None = None
 
     def __call__(self, tokens: Tensor, run: Run | None = None) -> Tensor:

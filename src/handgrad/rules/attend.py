@@ -43,10 +43,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, run: Run) -
 
 def softmax(causal: Tensor, allowed: Tensor | None) -> Tensor:
     """exp(causal) / rowsum(exp(causal)), by rows; a row with nothing allowed is 0, not 0/0."""
-    rho = widened(causal).softmax(-1)
-    if allowed is not None and not bool(allowed.any(-1).all()):
-        rho = rho.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
-    return rho
+    causal = widened(causal)
+    if allowed is None or not bool((empty := ~allowed.any(-1, keepdim=True)).any()):
+        return causal.softmax(-1)
+    return causal.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
 
 def backward(Delta: Tensor, saved: Saved, run: Run) -> tuple[Tensor, Tensor, Tensor]:
