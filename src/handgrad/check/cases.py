@@ -113,6 +113,7 @@ plain_gpt = GPT2Config(vocabulary=V, context=T, n_layers=1, n_heads=1, d_model=C
 CASES = (
     Case("linear", Linear(C, 13), stream, lambda p, a: F.linear(a, p["w"].mT, p["b"]), "linear", causal=True),
     Case("linear without bias", Linear(C, 13, bias=False), stream, lambda p, a: F.linear(a, p["w"].mT), causal=True),
+    Case("square linear", Linear(T, T), ((B, T, T),), lambda p, a: F.linear(a, p["w"].mT, p["b"]), causal=True),
     Case("token embedding", TokenEmbedding(V, C), reference=references.token, rule="embed", ids=ids, causal=True),
     Case(
         "position embedding",
@@ -123,6 +124,7 @@ CASES = (
         run=Run(position=2),
     ),
     Case("unembedding", Unembedding(V, C), stream, lambda p, a: F.linear(a, p["w_emb"]), "unembed", causal=True),
+    Case("square unembedding", Unembedding(T, T), ((B, T, T),), lambda p, a: a @ p["w_emb"].mT, causal=True),
     Case(
         "layer norm",
         LayerNorm(C),

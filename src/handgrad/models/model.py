@@ -31,6 +31,7 @@ class Config(Protocol):
 class Pending(NamedTuple):
     """A forward pass that waits for its backward pass."""
 
+    loss: Tensor
     saved: Any
     saved_loss: Any
     run: Run
@@ -86,7 +87,7 @@ class Model:
         logits, saved = self.layer.forward(self.params.tree, tokens, run)
         n = int(valid.sum()) if n_valid is None else n_valid
         loss, saved_loss = CROSS_ENTROPY.forward(logits, targets, valid, n, run=run / "loss")
-        self.pending = Pending(saved, saved_loss, run)
+        self.pending = Pending(loss, saved, saved_loss, run)
         return loss
 
     def backward(self, grads: Gradients | None = None) -> Buffer | None:
@@ -96,10 +97,10 @@ class Model:
                 "there is no loss to go back from: a backward pass uses up what its forward pass kept. "
                 "Call model.loss(tokens) first"
             )
-        (saved, saved_loss, run), self.pending = self.pending, None
+        (loss, saved, saved_loss, run), self.pending = self.pending, None
         gradient = self.params.layout.zeros(self.params.flat.dtype, self.params.flat.device) if grads is None else None
         receiver = Accumulate(gradient.tree) if gradient is not None else grads
-        Delta = CROSS_ENTROPY.backward(torch.ones((), device=self.params.flat.device), saved_loss, run / "loss")
+        Delta = CROSS_ENTROPY.backward(torch.ones_like(loss), saved_loss, run / "loss")
         del saved_loss
         self.layer.backward(self.params.tree, Delta, saved, receiver, run)
         return gradient
