@@ -7,7 +7,8 @@ import pytest
 
 import handgrad.rules
 from handgrad.check.cases import CASES
-from handgrad.check.mistakes import MISTAKES, Mistake, found, planted, seen
+from handgrad.check.mistakes import MISTAKES
+from handgrad.check.plant import Mistake, found, planted, seen
 from handgrad.check.report import LawBroken
 from handgrad.rules import linear
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handgrad.check.cases import Case
+from handgrad.check.case import Case
 from handgrad.check.oracle import compare, through
 from handgrad.check.report import LawBroken, Report
 from handgrad.check.tolerance import DIFFERENCE, FLOAT64
