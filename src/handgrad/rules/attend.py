@@ -36,7 +36,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, run: Run) -
     q, k, v = run.show("q", q), run.show("k", k), run.show("v", v)
     raw = run.show("raw", q @ k.mT)
     scaled = run.show("scaled", raw / sqrt(q.shape[-1]))
-    causal = run.show("causal", scaled if allowed is None else scaled.masked_fill(~allowed, -inf))
+    causal = run.show("causal", scaled if allowed is None else scaled.where(allowed, -inf))
     rho = run.show("rho", softmax(causal, allowed).to(v.dtype))
     return run.show("out", rho @ v), Saved(q, k, v, rho)
 
@@ -56,7 +56,7 @@ def backward(Delta: Tensor, saved: Saved, run: Run) -> tuple[Tensor, Tensor, Ten
     Delta_rho = run.show("Delta_rho", Delta @ v.mT)  #                              of  rho @ v, by rho
     along_rho = (Delta_rho * rho).sum(-1, keepdim=True)  # rowsum(Δ_ρ ∘ ρ)
     Delta_causal = run.show("Delta_causal", rho * (Delta_rho - along_rho))  #       of  softmax(causal)
-    Delta_scaled = run.show("Delta_scaled", Delta_causal)  #                        of  masked_fill: zeros of ρ mask
+    Delta_scaled = run.show("Delta_scaled", Delta_causal)  #                        of  where: zeros of ρ mask it
     Delta_raw = run.show("Delta_raw", Delta_scaled / sqrt(q.shape[-1]))  #          of  raw / √d_ρ
     Delta_q = Delta_raw @ k  #                                                      of  q @ kᵗ, by q
     Delta_k = Delta_raw.mT @ q  #                                                   of  q @ kᵗ, by k

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from handgrad.core.gradients import Gradients
@@ -43,4 +44,4 @@ def backward(Delta: Tensor, saved: Saved, gamma: Tensor, grads: Gradients, run: 
     D, x = widened(D), widened(x)
     along_1 = D.mean(-1, keepdim=True)  #                     of  centred - mean
     along_x = (D * x).mean(-1, keepdim=True)  #               of  / σ, which also depends on a
-    return ((D - along_1 - x * along_x) * over).to(Delta.dtype)
+    return torch.addcmul(D - along_1, x, along_x, value=-1).mul_(over).to(Delta.dtype)  # (D - … - x ∘ …)/σ

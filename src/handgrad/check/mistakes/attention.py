@@ -49,7 +49,7 @@ MISTAKES = (
         "attend to everyone",
         "forward",
     ),
-    Mistake("the mask upside down", attend.forward, "~allowed", "allowed", "attend", "forward"),
+    Mistake("the mask upside down", attend.forward, "where(allowed", "where(~allowed", "attend", "forward"),
     Mistake(
         "heads joined unturned",
         multihead.MultiHead.joined,

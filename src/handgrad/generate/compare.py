@@ -1,0 +1,115 @@
+"""Is the cache right? Logits with and without it, token by token, with a verdict that rounding cannot blur.
+
+A float32 difference proves nothing by itself: it may be rounding or a small mistake. The same comparison in float64
+tells them apart, because there rounding is below `BOUND` and a mistake is as large as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from handgrad.core.errors import ShapeError
+from handgrad.core.run import Run
+from handgrad.generate.cache import KVCache
+from handgrad.models.model import Model
+
+BOUND = 1e-10  # float64, relative to the largest |logit| of the row where that is above 1
+GRADES = ("identical", "rounding", "bug")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One token: the largest |difference| of its logits, in the model's type and in float64, which has the bound."""
+
+    position: int
+    token: int
+    difference: float
+    difference_float64: float
+    bound: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All tokens; `verdict` is the worst of theirs.
+
+    `print` gives the table.
+    """
+
+    rows: tuple[Row, ...]
+    dtype: str
+
+    @property
+    def verdict(self) -> str:
+        return max((row.verdict for row in self.rows), key=GRADES.index, default="identical")
+
+    @property
+    def first_wrong(self) -> int | None:
+        """The first position whose logits differ by more than rounding."""
+        return next((row.position for row in self.rows if row.verdict == "bug"), None)
+
+    def __str__(self) -> str:
+        head = f"{'position':>8}  {'token':>6}  {'in ' + self.dtype:>12}  {'in float64':>12}  {'bound':>9}  verdict"
+        lines = [
+            f"{r.position:>8}  {r.token:>6}  {r.difference:>12.2e}  {r.difference_float64:>12.2e}  {r.bound:>9.1e}  "
+            f"{r.verdict}"
+            for r in self.rows
+        ]
+        return "\n".join([head, *lines, self.sentence])
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in words."""
+        worst = max((row.difference for row in self.rows), default=0.0)
+        if self.verdict == "identical":
+            return f"identical: with and without the cache, every logit of {len(self.rows)} tokens is the same number."
+        if self.verdict == "rounding":
+            return (
+                f"rounding: logits with and without the cache differ by at most {worst:.2e} in {self.dtype}, and by "
+                "less than the bound in float64."
+            )
+        return (
+            f"bug: from position {self.first_wrong} on, logits with and without the cache differ by more than "
+            "rounding can explain."
+        )
+
+
+def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
+    """Compare the logits of ids ~ (T,), read `chunk` tokens at a time through a cache, with those of one whole pass.
+
+    Raises ShapeError for ids that are not one row of 1 to `context` tokens.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=8, n_layers=1, n_heads=1, d_model=6), seed=0)
+    >>> check_cache(model, torch.tensor([1, 2, 3])).verdict in ("identical", "rounding")
+    True
+    """
+    if ids.ndim != 1 or not 0 < len(ids) <= model.config.context or chunk < 1:
+        raise ShapeError(
+            f"the cache is checked over one row of 1 to {model.config.context} ids (the context), in chunks of at "
+            f"least 1; found {tuple(ids.shape)} and a chunk of {chunk}"
+        )
+    own, size = differences(model, ids[None], chunk)
+    exact = replace(model, params=model.params.like(model.params.flat.double()), pending=None)
+    double, size = (own, size) if model.params.flat.dtype == torch.float64 else differences(exact, ids[None], chunk)
+    rows = []
+    for t, token in enumerate(ids.tolist()):
+        bound = BOUND * max(1.0, size[t])
+        # NaN compares false with everything, so the test is for what is right.
+        verdict = "identical" if own[t] == 0 == double[t] else "rounding" if double[t] <= bound else "bug"
+        rows.append(Row(t, token, own[t], double[t], bound, verdict))
+    return Comparison(tuple(rows), str(model.params.flat.dtype).removeprefix("torch."))
+
+
+def differences(model: Model, tokens: Tensor, chunk: int) -> tuple[list[float], list[float]]:
+    """Of each token: the largest |difference| of its logits, and the largest |logit|."""
+    whole = model(tokens, Run(implementation=model.run.implementation))[0]
+    cache = KVCache(tokens.shape[1])
+    pieces = [
+        model(piece, Run(implementation=model.run.implementation, cache=cache, position=cache.length))[0]
+        for piece in torch.split(tokens, chunk, dim=1)
+    ]
+    return (torch.cat(pieces) - whole).abs().amax(-1).tolist(), whole.abs().amax(-1).tolist()

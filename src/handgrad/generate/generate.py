@@ -1,0 +1,177 @@
+"""Writing on: one token after another, with or without a cache, the same tokens either way.
+
+The context. A model with learned positions can look at `context` tokens at most. A text may be longer: what the model
+looks at is then its last tokens, and how many is a function of the length of the text alone (`window`): as soon as
+there would be context + 1, only the last context // 2 stay, and from there they grow again. A prompt that is longer
+than the context is treated as if it had been written token by token, so stopping and going on changes nothing. The
+cache follows the same rule: when the window is cut, positions start again at 0 and what is left is read once more.
+
+The vocabulary. A model may have more columns than its tokenizer has tokens (padding); those are never drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.generate.cache import KVCache
+from handgrad.generate.diagnose import refusal
+from handgrad.generate.sample import Sampling, non_finite, pick
+from handgrad.models.model import Model
+
+DEFAULT = Sampling()
+
+
+def window(n_tokens: int, context: int) -> int:
+    """How many of the last tokens of a text of `n_tokens` the model looks at.
+
+    >>> [window(n, context=6) for n in range(1, 13)]
+    [1, 2, 3, 4, 5, 6, 3, 4, 5, 6, 3, 4]
+    """
+    if n_tokens <= context:
+        return n_tokens
+    least = max(1, context // 2)
+    return least + (n_tokens - context - 1) % (context - least + 1)
+
+
+@dataclass
+class Reader:
+    """The tokens in the window, and the logits that follow them; the cache only saves work."""
+
+    model: Model
+    cache: KVCache | None
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """tokens ~ (B, w), the whole window -> logits of the next token ~ (B, V)."""
+        if self.cache is None:
+            return self.run(tokens, 0)
+        # A window grows by one token, or is cut; then what is kept is too long, and at other positions.
+        if self.cache.length >= tokens.shape[1]:
+            self.cache.rewind()
+        return self.run(tokens[:, self.cache.length :], self.cache.length)
+
+    def run(self, tokens: Tensor, position: int) -> Tensor:
+        run = replace(self.model.run, seed=None, cache=self.cache, position=position)
+        return self.model(tokens, run)[:, -1]
+
+
+def generate(
+    model: Model,
+    prompt_ids: Tensor | Any,
+    max_new_tokens: int,
+    sampling: Sampling = DEFAULT,
+    seed: int = 0,
+    use_cache: bool = True,
+    stop: int | Collection[int] | None = None,
+) -> Iterator[Tensor]:
+    """New tokens as they are chosen: each ~ (B,), int64. What can be wrong is checked at the call.
+
+    prompt_ids      ids ~ (B, T), or (T,) for one text (then B = 1). An empty prompt starts from the newline of the
+                    model's tokenizer, or from id 0 where it has none; that token is not given back
+    max_new_tokens  at most so many; 0 gives none
+    seed            the same seed gives the same text on the same machine
+    use_cache       keep keys and values of earlier tokens: the same tokens, sooner
+    stop            an id, or several: a row ends with the first of them that it draws, and then repeats it while
+                    others go on; once all rows have ended, nothing more comes
+
+    Raises ShapeError for ids that are no int64 row or matrix, or outside the vocabulary, ConfigError for numbers that
+    cannot be, and, on the way, NumericError for logits that are not finite, naming the first layer where they are not.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=8, n_layers=1, n_heads=1, d_model=6), seed=0)
+    >>> [int(ids) for ids in hg.generate(model, torch.tensor([1, 2, 3]), 4, seed=1)] == [
+    ...     int(ids) for ids in hg.generate(model, torch.tensor([1, 2, 3]), 4, seed=1, use_cache=False)]
+    True
+    """
+    for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
+        if type(value) is not int or not 0 <= value < 1 << 63:
+            raise ConfigError(f"{name} is {value}, and must be a whole number from 0 to {(1 << 63) - 1}")
+    prompt = started(model, prompt_ids)
+    stops = torch.tensor(sorted({stop} if isinstance(stop, int) else set(stop or ())), dtype=torch.int64)
+    if len(stops) and (int(stops[0]) < 0 or int(stops[-1]) >= model.config.vocabulary):
+        raise ConfigError(
+            f"stop is {stops.tolist()}, and the ids of this model go from 0 to {model.config.vocabulary - 1}"
+        )
+    n_cached = min(model.config.context, prompt.shape[1] + max_new_tokens)
+    reader = Reader(model, KVCache(n_cached) if use_cache else None)
+    new = written_on(reader, prompt, sampling, torch.Generator().manual_seed(seed), stops.to(prompt.device))
+    return islice(new, max_new_tokens)
+
+
+def complete(
+    model: Model,
+    prompt_ids: Tensor | Any,
+    max_new_tokens: int,
+    sampling: Sampling = DEFAULT,
+    seed: int = 0,
+    use_cache: bool = True,
+    stop: int | Collection[int] | None = None,
+) -> Tensor:
+    """What `generate` gives, at once and without the prompt: ids ~ (B, n), or (n,) for a prompt of one axis.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=8, n_layers=1, n_heads=1, d_model=6), seed=0)
+    >>> complete(model, torch.tensor([[1, 2, 3], [4, 5, 6]]), 12).shape
+    torch.Size([2, 12])
+    """
+    new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop))
+    prompt = torch.as_tensor(prompt_ids)
+    if not new:
+        return torch.zeros((*prompt.shape[:-1], 0), dtype=torch.int64)
+    return torch.stack(new, dim=-1) if prompt.ndim == 2 else torch.cat(new)
+
+
+def started(model: Model, prompt_ids: Tensor | Any) -> Tensor:
+    """The prompt as checked ids ~ (B, T) with T of at least 1, where the model is."""
+    ids = torch.as_tensor(prompt_ids)
+    if ids.ndim not in (1, 2) or (ids.ndim == 2 and len(ids) == 0) or (ids.numel() and ids.dtype != torch.int64):
+        raise ShapeError(
+            "a prompt is int64 token ids, (tokens,) or (batch, tokens) with a batch of at least 1; "
+            f"found {tuple(ids.shape)} of {str(ids.dtype).removeprefix('torch.')}"
+        )
+    ids = ids.to(model.params.flat.device, torch.int64)
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.shape[1] == 0:
+        ids = torch.full((len(ids), 1), first_id(model), dtype=torch.int64, device=ids.device)
+    return model.checked(ids)
+
+
+def first_id(model: Model) -> int:
+    """Where an empty prompt starts: the newline of the tokenizer, or id 0 where there is none.
+
+    >>> import handgrad as hg
+    >>> first_id(hg.build(hg.GPT2Config(vocabulary=11, n_layers=1, n_heads=1, d_model=6)))
+    0
+    """
+    newline = [] if model.tokenizer is None else [int(i) for i in model.tokenizer.encode("\n", "skip")]
+    return newline[0] if newline and newline[0] < model.config.vocabulary else 0
+
+
+def written_on(
+    reader: Reader, prompt: Tensor, sampling: Sampling, generator: torch.Generator, stops: Tensor
+) -> Iterator[Tensor]:
+    """Tokens without end, unless every row comes to a stop."""
+    context, n_seen = reader.model.config.context, prompt.shape[1]
+    n_known = getattr(reader.model.tokenizer, "vocab_size", reader.model.config.vocabulary)
+    tokens = prompt[:, n_seen - window(n_seen, context) :]
+    ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
+    new = prompt[:, -1]
+    while True:
+        logits = reader.logits(tokens)[:, :n_known]
+        if bad := non_finite(logits):
+            raise refusal(reader.model, tokens, f"no token can be drawn from the logits after {n_seen} tokens: {bad}")
+        new = torch.where(ended, new, pick(logits, sampling, generator))
+        yield new
+        ended = torch.isin(new, stops)  # a row that has ended repeats its stop, so it stays ended
+        if bool(ended.all()):
+            return
+        n_seen += 1
+        tokens = torch.cat([tokens, new[:, None]], dim=1)
+        tokens = tokens[:, tokens.shape[1] - window(n_seen, context) :]

@@ -1,0 +1,110 @@
+"""AdamW and clipping, as vector operations on flat buffers.
+
+m ← β1 m + (1 - β1) g                    mean of the gradient
+v ← β2 v + (1 - β2) g ∘ g                mean of its square
+p ← p - lr · weight_decay · p            matrices only: the slice [:n_decayed] of the flat buffer
+p ← p - lr · m̂ / (√v̂ + ε)                m̂ = m/(1 - β1^t),  v̂ = v/(1 - β2^t): both means start at 0, and that is undone
+
+All parameters are one vector, so tied parameters are stepped and counted once, and the gaps of the layout, whose
+gradient is 0, stay 0. The formulas below are the specification. torch's fused operator does the same in one pass over
+memory; it is private to torch, used in this file only, and only where a probe finds that it agrees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from handgrad.train.config import TrainConfig
+
+EPSILON = 1e-8
+
+
+@dataclass
+class State:
+    """The two moments, and how many updates they have seen. `adamw` writes into it."""
+
+    m: Tensor
+    v: Tensor
+    step: int = 0
+
+    @classmethod
+    def zeros(cls, p_flat: Tensor) -> State:
+        return cls(torch.zeros_like(p_flat), torch.zeros_like(p_flat))
+
+
+def adamw(p_flat: Tensor, g_flat: Tensor, state: State, lr: float, config: TrainConfig, n_decayed: int) -> None:
+    """One update of p_flat ~ (N,) from its gradient g_flat ~ (N,), in place; `state` moves on by one.
+
+    >>> p, g = torch.ones(2, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    >>> adamw(p, g, State.zeros(p), lr=0.1, config=TrainConfig(weight_decay=0.01), n_decayed=1)
+    >>> [round(x, 9) for x in p.tolist()]
+    [0.899000002, 0.900000002]
+    """
+    state.step += 1
+    update = fused if uses_fused(config, p_flat.device.type) else explicit
+    for part, decay in ((slice(0, n_decayed), config.weight_decay), (slice(n_decayed, None), 0.0)):
+        if (p := p_flat[part]).numel():
+            update(p, g_flat[part], state.m[part], state.v[part], state.step, lr, config.beta1, config.beta2, decay)
+
+
+def explicit(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, beta1: float, beta2: float, weight_decay: float
+) -> None:
+    """The formulas as written, in place; t counts updates from 1."""
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    root = v.sqrt().div_(sqrt(1 - beta2**t)).add_(EPSILON)  # √v̂ + ε
+    if weight_decay:
+        p.mul_(1 - lr * weight_decay)
+    p.addcdiv_(m, root, value=-lr / (1 - beta1**t))
+
+
+def fused(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, beta1: float, beta2: float, weight_decay: float
+) -> None:
+    """The same by torch's operator."""
+    how: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": EPSILON}
+    count = torch.full((), float(t), device=p.device)
+    torch._fused_adamw_([p], [g], [m], [v], [], [count], **how, amsgrad=False, maximize=False)
+
+
+def uses_fused(config: TrainConfig, device_type: str) -> bool:
+    """Whether `adamw` runs torch's operator: unless "explicit" is asked for, where it exists and agrees."""
+    return config.implementation != "explicit" and fused_agrees(device_type)
+
+
+@lru_cache
+def fused_agrees(device_type: str) -> bool:
+    """Whether torch has the operator on this kind of device, and two steps of it are the formulas' to 1e-12."""
+    p = torch.linspace(-1, 1, 37, dtype=torch.float64, device=device_type)
+    ends = []
+    for update in (explicit, fused):
+        q, m, v = p.clone(), torch.zeros_like(p), torch.zeros_like(p)
+        try:
+            for t in (1, 2):
+                update(q, q.cos() * t, m, v, t, 0.1, 0.9, 0.99, 0.1)
+        except (AttributeError, TypeError, RuntimeError):
+            return False
+        ends.append(torch.cat([q, m, v]))
+    return bool((ends[0] - ends[1]).norm() <= 1e-12 * ends[0].norm())
+
+
+def clip(g_flat: Tensor, max_norm: float) -> float:
+    """Scale the gradient, in place, to `max_norm` where its norm is larger; 0 is off. The norm from before is returned.
+
+    A norm that is not finite is returned as it is and nothing is scaled: the caller has to stop.
+
+    >>> g = torch.tensor([3.0, 4.0])
+    >>> clip(g, 1.0), g
+    (5.0, tensor([0.6000, 0.8000]))
+    """
+    norm = float(torch.linalg.vector_norm(g_flat))
+    if 0 < max_norm < norm < float("inf"):
+        g_flat.mul_(max_norm / norm)
+    return norm

@@ -1,0 +1,71 @@
+"""One optimiser step: micro-batches -> one gradient -> one update."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+
+from handgrad.core.gradients import Accumulate
+from handgrad.core.params import Buffer
+from handgrad.core.run import Run
+from handgrad.models.model import Model
+from handgrad.train.config import TrainConfig
+from handgrad.train.diagnose import Batch, not_finite
+from handgrad.train.optimiser import State, adamw, clip
+
+
+class Stepped(NamedTuple):
+    """What one step did."""
+
+    loss_nats: float  # mean over all targets of the step that count
+    grad_norm: float  # of the whole gradient, before clipping
+    n_targets: int  # targets that counted; 0: nothing was learned, and no weight has changed
+
+
+def step_on(
+    model: Model, batches: Sequence[Batch], g: Buffer, state: State, lr: float, config: TrainConfig, step: int
+) -> Stepped:
+    """Train on exactly these micro-batches, changing `model.params`, `state` and the gradient buffer `g` in place.
+
+    Each micro-batch is divided by the targets of the *whole* step, so however the same rows are cut into micro-batches,
+    loss, norm and weights are those of the one large batch. `step` (from 1) seeds dropout. Raises NumericError before
+    anything is updated if the loss or the gradient is not finite.
+
+    >>> import handgrad as hg
+    >>> model = hg.build(hg.GPT2Config(vocabulary=5, context=4, n_layers=1, n_heads=1, d_model=8), seed=0)
+    >>> g, state = model.params.layout.zeros(), State.zeros(model.params.flat)
+    >>> batch = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[1, 2, 3, 4]])
+    >>> step_on(model, [batch], g, state, 1e-3, TrainConfig(), step=1).n_targets
+    4
+    """
+    counts = [int((targets >= 0).sum()) for _, targets in batches]
+    n_valid = sum(counts)
+    g.flat.zero_()
+    if n_valid == 0:
+        return Stepped(0.0, 0.0, 0)
+    runs = [
+        Run(implementation=config.implementation, seed=dropout_seed(config.seed, step, micro))
+        for micro in range(len(batches))
+    ]
+    receiver, loss = Accumulate(g.tree), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
+    with torch.no_grad():
+        for (inputs, targets), run, count in zip(batches, runs, counts, strict=True):
+            if count:
+                loss += model.loss(inputs, targets, n_valid=n_valid, run=run)
+                model.backward(receiver)
+        loss_nats, grad_norm = float(loss), clip(g.flat, config.clip)
+        if not isfinite(loss_nats) or not isfinite(grad_norm):
+            what = f"step {step}: the loss is {loss_nats} and the gradient's norm {grad_norm}; nothing was updated"
+            raise not_finite(what, model, batches, runs, n_valid, g)
+        adamw(model.params.flat, g.flat, state, lr, config, model.params.layout.n_decayed)
+    return Stepped(loss_nats, grad_norm, n_valid)
+
+
+def dropout_seed(seed: int, step: int, micro: int) -> int:
+    """Randomness without state: what a micro-batch drops depends on these three numbers alone."""
+    digest = hashlib.blake2b(f"dropout/{seed}/{step}/{micro}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
