@@ -1,4 +1,4 @@
-"""What every measurement shares: where rows go, what machine they are from, how time is taken."""
+"""What every measurement shares: where rows go, what machine they are from."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import csv
 import os
 import platform
 import subprocess
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median, quantiles
@@ -63,21 +62,6 @@ def write(name: str, rows: Sequence[dict[str, object]]) -> Path:
         writer.writerows(rows)
     print(f"{len(rows)} rows added to {path}")
     return path
-
-
-def alternating(works: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call. The works take turns, so that a busy moment of the machine meets all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():
-        for _ in range(repeats):
-            work()
-    for _ in range(rounds):
-        for name, work in works.items():
-            for _ in range(repeats):
-                start = time.perf_counter()
-                work()
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:

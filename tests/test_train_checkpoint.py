@@ -193,9 +193,11 @@ for attempt in range(16):
     child = os.fork()
     if child == 0:
         save_on(step)
-    while attempt == 0 and latest(run) is None:
+    began, before = time.perf_counter(), latest(run)
+    while latest(run) == before and time.perf_counter() - began < 60:
         time.sleep(0.001)
-    time.sleep(draw.uniform(0.0, 0.08))
+    a_save = min(1.0, time.perf_counter() - began)  # one save at least, then somewhere within the next two
+    time.sleep(draw.uniform(0.0, 2.0) * a_save)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     found = load(latest(run))
@@ -220,7 +222,7 @@ def test_killed_at_random_moments_the_last_checkpoint_loads_as_one_set(tmp_path:
     )
     assert killed.returncode == 0, killed.stderr
     step, left_over = map(int, killed.stdout.split())
-    assert step > 5, "the savers have to get somewhere"
+    assert step >= 16, "every saver finishes one save at least"
     assert left_over > 0, "no kill fell into a save, so nothing was tried"
 
 

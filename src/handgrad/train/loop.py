@@ -30,6 +30,7 @@ from handgrad.train.config import DTYPES, TrainConfig, available_device, write_t
 from handgrad.train.diagnose import Batch
 from handgrad.train.evaluate import evaluate
 from handgrad.train.interrupt import ctrl_c
+from handgrad.train.memory import keep_freed_memory
 from handgrad.train.metrics import Metrics, peak_rss_bytes
 from handgrad.train.optimiser import State, uses_fused
 from handgrad.train.schedule import lr_at
@@ -165,6 +166,7 @@ def _built(shape: GPT2Config, config: TrainConfig, corpus: Corpus) -> tuple[Mode
 
 
 def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
+    keep_freed_memory()
     checkpoint.clean(s.folder)
     for message in s.parts.warnings:
         s.observer.said(message)
