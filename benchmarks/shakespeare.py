@@ -28,7 +28,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             start = time.perf_counter()
-            command = [sys.executable, "-m", "handgrad.cli.main", "train", str(text), "--out", str(out)]
+            command = [sys.executable, "-m", "handgrad", "train", str(text), "--out", str(out)]
             subprocess.run([*command, *SETTINGS.split(), seed], check=True)
             seconds = time.perf_counter() - start
             records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
