@@ -36,7 +36,7 @@ class Twin(nn.Module):
         self.norm = nn.LayerNorm(c.d_model, bias=c.bias)
         for p in self.parameters():
             if p.ndim == 2:
-                nn.init.normal_(p, std=c.std)
+                nn.init.normal_(p, std=c.first_std)
 
     def forward(self, ids: Tensor) -> Tensor:
         a = self.token(ids) + self.position.weight[: ids.shape[1]]

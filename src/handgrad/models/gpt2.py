@@ -29,10 +29,11 @@ class GPT2Config:
     d_mlp        inner width of the MLP; 0 means 4 · d_model
     bias         offsets in linear layers and norms
     dropout      rate on the embedding and on each branch's output (not on ρ)
-    activation   "gelu_tanh" (GPT-2), "gelu_erf" or "relu"
+    activation   "gelu_tanh" (GPT-2), or another name in `layers.pointwise.ACTIVATIONS`
     tied         logits use the embedding's rows
     epsilon      of the layer norms
-    std          spread of the first weights; the two outputs of a block get std/√(2·n_layers)
+    std          spread of the first weights; 0 means √(2/(5·d_model)), which is about GPT-2's 0.02 at its width and more in
+                 narrow models. The two outputs of a block get std/√(2·n_layers)
 
     >>> GPT2Config(vocabulary=65, n_layers=4, n_heads=4, d_model=128).d_inner
     512
@@ -49,7 +50,7 @@ class GPT2Config:
     activation: str = "gelu_tanh"
     tied: bool = True
     epsilon: float = 1e-5
-    std: float = 0.02
+    std: float = 0.0
 
     def __post_init__(self) -> None:
         wrong = [
@@ -83,6 +84,10 @@ class GPT2Config:
     def d_inner(self) -> int:
         return self.d_mlp or 4 * self.d_model
 
+    @property
+    def first_std(self) -> float:
+        return self.std or sqrt(2 / (5 * self.d_model))
+
     def layers(self) -> Chain:
         return gpt2(self)
 
@@ -95,25 +100,25 @@ def gpt2(c: GPT2Config) -> Chain:
     embedding = Sum(
         Fork(
             {
-                "token": TokenEmbedding(c.vocabulary, c.d_model, c.std),
-                "position": PositionEmbedding(c.context, c.d_model, c.std),
+                "token": TokenEmbedding(c.vocabulary, c.d_model, c.first_std),
+                "position": PositionEmbedding(c.context, c.d_model, c.first_std),
             }
         )
     )
     blocks = Chain({str(i): block(c) for i in range(c.n_layers)})
     norm = LayerNorm(c.d_model, c.bias, c.epsilon)
-    head = Unembedding(c.vocabulary, c.d_model, c.std)
+    head = Unembedding(c.vocabulary, c.d_model, c.first_std)
     return Chain(
         {"embedding": embedding} | dropped("dropout", c.dropout) | {"blocks": blocks, "norm": norm, "head": head}
     )
 
 
 def block(c: GPT2Config):
-    std_out = c.std / sqrt(2 * c.n_layers)
+    std_out = c.first_std / sqrt(2 * c.n_layers)
     return pre_norm(
         LayerNorm(c.d_model, c.bias, c.epsilon),
-        MultiHead(c.d_model, c.n_heads, c.bias, std=c.std, std_out=std_out),
+        MultiHead(c.d_model, c.n_heads, c.bias, std=c.first_std, std_out=std_out),
         LayerNorm(c.d_model, c.bias, c.epsilon),
-        mlp(c.d_model, c.d_inner, ACTIVATIONS[c.activation], c.bias, c.std, std_out),
+        mlp(c.d_model, c.d_inner, ACTIVATIONS[c.activation], c.bias, c.first_std, std_out),
         c.dropout,
     )
