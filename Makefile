@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint bench docs wheel clean
+.PHONY: help demo test test-long lint mistakes bench docs wheel clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,6 +35,9 @@ lint: $(VENV)/.test ## style, types and file sizes
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) tools/check_sizes.py
+
+mistakes: $(VENV)/.base ## plant every known mistake and see it caught; writes docs/mistakes.csv
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/handgrad mistakes --out docs/mistakes.csv $(ARGS)
 
 bench: $(VENV)/.bench ## measure against the peers; writes benchmarks/results
 	@$(PY) -m benchmarks.run $(ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-WORKS = ("benchmarks.step_time", "benchmarks.shakespeare")
+WORKS = ("benchmarks.step_time", "benchmarks.shakespeare", "benchmarks.attention_cost")
 
 
 def main() -> int:

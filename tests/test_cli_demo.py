@@ -62,7 +62,9 @@ def test_it_takes_the_next_free_name_but_not_the_folder_of_another_run(
     assert result["expected_nats"] == result["frequencies_nats"] == pytest.approx(frequencies(), rel=1e-12)
     assert result["sample"].startswith("the cat sat")
     assert main.run(["demo", "--out", "runs/demo-3"]) == 2
-    assert "runs/demo-3 already holds a run (config.toml is there)" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "runs/demo-3 already holds a run (config.toml is there)" in refused
+    assert refused.count("\n") == 1  # at once, before its tokens are written again
 
 
 def test_what_was_missed_is_said_and_is_no_failure(

@@ -81,6 +81,8 @@ def test_a_stop_ends_the_text_and_is_not_shown(runs: Path, capsys: pytest.Captur
     assert found["stopped"] is True
     assert found["text"] == free[: free.index(stop)]
     assert load(runs / "chars").tokenizer.decode(found["ids"]) == found["text"] + stop
+    nearly = one(runs, capsys, "--prompt", "the ", "--greedy", "--max-new-tokens", "60", "--stop", free[-5:] + "☃")
+    assert (nearly["text"], nearly["stopped"]) == (free, False)
     arguments = ["generate", str(runs / "chars"), "--prompt", "the ", "--greedy", "--stop", stop]
     assert main.run(arguments) == 0
     assert capsys.readouterr().out == f"the {found['text']}\n"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -142,10 +143,34 @@ def test_links_are_not_written_through(tmp_path, out):
     assert Path(victim).read_bytes() == b"precious"
 
 
+def test_a_left_over_of_the_same_name_is_no_obstacle(tmp_path):
+    victim = write(tmp_path, b"precious")
+    os.symlink(victim, tmp_path / f".t.json.{os.getpid()}.partial")
+    save_tokenizer(Chars.of("ab"), tmp_path / "t.json")
+    assert Path(victim).read_bytes() == b"precious"
+    assert names(tmp_path) == ["a.txt", "t.json"]
+
+
+def test_all_bytes_are_on_disk_before_the_name_and_the_name_before_the_end(tmp_path, monkeypatch):
+    events = []
+    sync, replace, close = os.fsync, os.replace, os.close
+
+    def synced(handle):
+        found = os.fstat(handle)
+        events.append("folder" if stat.S_ISDIR(found.st_mode) else found.st_size)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", lambda a, b: (events.append("rename"), replace(a, b)))
+    monkeypatch.setattr(os, "close", lambda handle: (events.append("close"), close(handle)))
+    save_tokenizer(Chars.of("ab"), tmp_path / "t.json")
+    assert events == [(tmp_path / "t.json").stat().st_size, "rename", "folder", "close"]
+
+
 def test_folder_that_cannot_be(tmp_path):
     blocked = write(tmp_path, b"file")
-    for folder in (blocked, blocked + "/x", "a\0b"):
-        with pytest.raises(FileError, match=r"cannot use .* as a folder for tokens"):
+    for folder, reason in ((blocked, "File exists"), (blocked + "/x", "Not a directory"), ("a\0b", "null byte")):
+        with pytest.raises(FileError, match=rf"cannot use .* as a folder for tokens: .*{reason}"):
             prepare([blocked], "bytes", folder)
 
 

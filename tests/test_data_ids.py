@@ -57,7 +57,8 @@ def test_numbers_are_not_cut_between_pieces(tmp_path, out):
 def test_d11_id_beyond_the_vocabulary_with_position_before_anything_else(tmp_path, out):
     (tmp_path / "a.bin").write_bytes(np.array([1, 2], "<u2").tobytes())
     (tmp_path / "b.bin").write_bytes(np.array([3, 10, 11, 4, 11], "<u2").tobytes())
-    sources = [str(tmp_path / "a.bin"), str(tmp_path / "b.bin")]
+    (tmp_path / "c.bin").write_bytes(np.array([11], "<u2").tobytes())
+    sources = [str(tmp_path / name) for name in ("a.bin", "b.bin", "c.bin")]
     with pytest.raises(
         DataError,
         match=r"b\.bin: the largest id is 11, first at position 2, but vocab_size is 11 \(ids 0 to 10\)\. Use.* 12 ",

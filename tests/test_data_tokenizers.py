@@ -75,6 +75,7 @@ def test_stream_equals_whole_decoding_chars_and_ids(ids):
     for tokenizer in (Chars(("a", "é", "😀")), Ids(3)):
         stream = StreamDecoder(tokenizer)
         assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids)
+        assert "".join([stream.push(i) for i in ids]) + stream.flush() == tokenizer.decode(ids), "flush starts anew"
 
 
 def test_stream_never_shows_half_a_character():
@@ -263,7 +264,10 @@ def test_tokenizer_file_missing_folder_binary_and_too_large(tmp_path, monkeypatc
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(FileError, match="is not JSON"):
         load_tokenizer(path)
-    monkeypatch.setattr("handgrad.data.tokenizers.MAX_FILE_BYTES", 20)
     save_tokenizer(Bytes(), path)
-    with pytest.raises(FileError, match="has more than 20 bytes"):
+    n_bytes = path.stat().st_size
+    monkeypatch.setattr("handgrad.data.tokenizers.MAX_FILE_BYTES", n_bytes)
+    assert load_tokenizer(path) == Bytes()
+    monkeypatch.setattr("handgrad.data.tokenizers.MAX_FILE_BYTES", n_bytes - 1)
+    with pytest.raises(FileError, match=f"has more than {n_bytes - 1} bytes"):
         load_tokenizer(path)

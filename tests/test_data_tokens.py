@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -135,11 +136,16 @@ def test_many_pieces_equal_one(tmp_path, out, monkeypatch):
     assert [done for done, _ in seen] == sorted({done for done, _ in seen}), "progress only grows"
 
 
-def test_given_tokenizer_file(tmp_path, out):
+def test_given_tokenizer_file(tmp_path, out, monkeypatch):
     save_tokenizer(Chars.of("ab?"), tmp_path / "t.json")
     corpus = prepare([write(tmp_path, b"abba")], str(tmp_path / "t.json"), out)
     assert corpus.tokenizer == Chars(("?", "a", "b"))
     assert corpus.tokens.tolist() == [1, 2, 2, 1]
+    os.rename(tmp_path / "t.json", tmp_path / "t")
+    assert prepare([write(tmp_path, b"abba")], str(tmp_path / "t"), out).tokenizer == corpus.tokenizer
+    monkeypatch.setattr("handgrad.data.tokens.read_texts", lambda sources: read_texts(sources, 3))
+    for unknown in ("abort", "skip"):
+        assert prepare([write(tmp_path, b"abba")], tmp_path / "t", out, unknown=unknown).n_tokens == 4
 
 
 def test_given_tokenizer_lacks_characters_of_the_data(tmp_path, out, monkeypatch):
@@ -168,6 +174,8 @@ def test_unknown_tokenizer_and_missing_tokenizer_file(tmp_path, out):
         prepare([source], "byte", out)
     with pytest.raises(FileError, match=r"there is no tokenizer file 'none\.json'"):
         prepare([source], "none.json", out)
+    with pytest.raises(FileError, match="there is no tokenizer file 'no/such'"):
+        prepare([source], "no/such", out)
     assert not out.exists()
 
 

@@ -114,6 +114,8 @@ def test_the_check_says_rounding_and_identical() -> None:
     table = check_cache(random_model(dtype=torch.float32), ids)
     assert (table.verdict, table.first_wrong, len(table.rows)) == ("rounding", None, 50)
     assert all(row.difference_float64 <= row.bound for row in table.rows)
+    largest = random_model()(ids[None])[0].abs().amax(-1)
+    assert [row.bound for row in table.rows] == pytest.approx((1e-10 * largest).tolist(), rel=1e-5)
     assert any(row.difference > row.bound for row in table.rows)  # float32 alone could not have decided
     assert "rounding: logits with and without the cache differ by at most" in str(table)
     assert [row.token for row in table.rows] == ids.tolist()

@@ -13,7 +13,7 @@ import handgrad as hg
 from handgrad.core.errors import ConfigError, NumericError, ShapeError
 from handgrad.data.tokenizers import Bytes, Chars, Ids
 from handgrad.generate.cache import KVCache
-from handgrad.generate.diagnose import first_not_finite
+from handgrad.generate.diagnose import FirstNotFinite, first_not_finite
 from handgrad.generate.generate import Reader, complete, first_id, generate, window
 from handgrad.generate.sample import Sampling, pick
 
@@ -211,6 +211,7 @@ def test_an_overflow_of_finite_parameters_is_told_apart() -> None:
 def test_masked_places_are_not_called_broken() -> None:
     model = random_model()
     assert first_not_finite(model, some_ids(4)) is None
+    assert FirstNotFinite().wants("blocks.0.attention.rho")  # so that no fused formula hides it
     model.params["norm.gamma"][1] = torch.inf
     assert first_not_finite(model, some_ids(4)) == "norm"
 

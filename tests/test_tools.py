@@ -64,6 +64,19 @@ def test_a_page_that_loads_from_elsewhere_is_refused(tmp_path: Path) -> None:
     assert "index.html: loads //example.org/a.css" in verdict.stderr
 
 
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "a.html").write_text('<a id="line-7"></a><a href="../index.html">up</a>')
+    page = tmp_path / "index.html"
+    page.write_text('<a href="code/a.html#line-7">7</a><a href="#">top</a><a href="mailto:a@b">b</a>')
+    assert script("check_site.py", tmp_path).returncode == 0
+    page.write_text('<a href="code/a.html#line-8">8</a><a href="b.html">b</a><a href="#x">x</a>')
+    verdict = script("check_site.py", tmp_path)
+    assert verdict.returncode == 1
+    for link in ("code/a.html#line-8", "b.html", "#x"):
+        assert f"index.html: the link {link} leads nowhere" in verdict.stderr
+
+
 def test_python_files_over_the_limit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "long.py").write_text("a = 1\n" * 401)

@@ -83,9 +83,9 @@ def test_the_files_are_as_described(tmp_path: Path) -> None:
 
 
 def test_the_newest_two_are_kept(tmp_path: Path) -> None:
-    for step in (9, 100, 99_999, 1_000_000):
+    for step in (9, 100, 999_999, 1_000_000):
         written(tmp_path, step)
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_099999", "step_1000000"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_1000000", "step_999999"]
     assert latest(tmp_path).name == "step_1000000"
 
 
@@ -97,15 +97,26 @@ def test_saving_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "checkpoints") == ["step_000003"]
 
 
+def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A crash in the middle of removing an old checkpoint must not leave half of it under a name that counts."""
+    removed = []
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: removed.append(Path(path).name))
+    for step in (1, 2, 3):
+        written(tmp_path, step)
+    assert [name for name in removed if "step_000001" in name and "old" in name]
+    assert all(name.startswith(".unfinished-") for name in removed)
+    assert (tmp_path / "checkpoints" / "step_000001").exists() is False
+
+
 def test_leftovers_do_not_count_and_are_cleaned(tmp_path: Path) -> None:
     folder = written(tmp_path, 3)
     left_over = tmp_path / "checkpoints" / ".unfinished-step_000009-1"
     left_over.mkdir()
     (left_over / "params.safetensors").write_bytes(b"half")
-    (tmp_path / "checkpoints" / "step_notes").mkdir()
+    (tmp_path / "checkpoints" / "step_000099").write_text("a file")
     assert latest(tmp_path) == folder
     clean(tmp_path)
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_000003", "step_notes"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_000003", "step_000099"]
     assert latest(tmp_path / "nowhere") is None
 
 

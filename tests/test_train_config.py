@@ -165,6 +165,7 @@ def test_finite_and_monotone_after_the_peak(steps: int, warmup: int) -> None:
     assert all(math.isfinite(rate) and 0 < rate <= 1.0 for rate in rates)
     peak = max(range(len(rates)), key=rates.__getitem__)
     assert peak + 1 == min(max(warmup, 1), steps)
+    assert rates[peak] == (1.0 if warmup <= steps else steps / warmup)
     assert rates[: peak + 1] == sorted(rates[: peak + 1])
     assert rates[peak:] == sorted(rates[peak:], reverse=True)
     assert rates[steps:] == [0.1] * 19

@@ -15,6 +15,7 @@ from handgrad.core.errors import ConfigError, DataError, FileError
 from handgrad.data import Corpus, prepare
 from handgrad.train.config import read_toml
 from handgrad.train.loop import Result, resume, train
+from handgrad.train.metrics import belongs
 from handgrad.train.schedule import lr_at
 
 
@@ -53,6 +54,7 @@ def test_records_beyond_the_checkpoint_are_dropped_and_written_anew(corpus: Corp
     """A crash at step 9: the last checkpoint is of step 6, and a record is half written."""
 
     def crash(record) -> None:
+        assert metrics(folder)[-1] == record, "a record is on disk as soon as it is told"
         if record["step"] == 9:
             raise ZeroDivisionError
 
@@ -63,6 +65,8 @@ def test_records_beyond_the_checkpoint_are_dropped_and_written_anew(corpus: Corp
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 10, "loss_n')
     (folder / "checkpoints" / ".unfinished-step_000012-9").mkdir()
+    assert not belongs(b'{"step": 3}', 3)
+    assert belongs(b'{"step": 3}\n', 3)
     resume(folder)
     assert lasting(metrics(folder)) == lasting(metrics(whole[0]))
     assert torch.equal(weights(folder), weights(whole[0]))

@@ -1,27 +1,36 @@
-"""Fails when the built documentation would fetch anything from the network.
+"""Fails when the built documentation would fetch anything from the network, or a link within it leads nowhere.
 
-`python tools/check_site.py site` after `mkdocs build`. Links that a reader may follow are fine; scripts, style sheets,
-images and fonts that a page loads by itself are not.
+`python tools/check_site.py site` after `mkdocs build`. Links that a reader may follow off the site are fine; scripts,
+style sheets, images and fonts that a page loads by itself are not. Links to pages of the site, and to places in them,
+are followed: also those to lines of source files, which mkdocs does not look at.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
+MOST_SHOWN = 20
 LOADED_LINKS = {"stylesheet", "preload", "modulepreload", "preconnect", "dns-prefetch", "icon", "manifest"}
 
 
 class Loads(HTMLParser):
-    """Collects the addresses that a page loads without being asked."""
+    """Collects the addresses that a page loads without being asked, its links, and its places."""
 
     def __init__(self) -> None:
         super().__init__()
         self.addresses: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
+        self.places |= {values[name] for name in ("id", "name") if values.get(name)}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
         if "src" in values:
             self.addresses.append(values["src"])
         if tag == "link" and LOADED_LINKS & set(values.get("rel", "").lower().split()):
@@ -34,13 +43,38 @@ def foreign(html: str) -> list[str]:
     >>> foreign('<script src="https://example.org/a.js"></script><img src="a.png"><a href="https://example.org">b</a>')
     ['https://example.org/a.js']
     """
+    return [address for address in read(html).addresses if address.startswith(("http:", "https:", "//"))]
+
+
+def read(html: str) -> Loads:
     page = Loads()
     page.feed(html)
-    return [address for address in page.addresses if address.startswith(("http:", "https:", "//"))]
+    return page
+
+
+def dead(pages: dict[Path, Loads]) -> list[tuple[Path, str]]:
+    """(page, link) of every link that leads to no file beside the pages, or to no place in one of them.
+
+    >>> dead({Path("a.html"): read('<a href="#b">b</a> <i id="c"></i> <a href="#c">c</a>')})  # doctest: +ELLIPSIS
+    [(...Path('a.html'), '#b')]
+    """
+    found = []
+    for path, page in pages.items():
+        for link in page.links:
+            address, _, place = unquote(link).partition("#")
+            if ":" in address or address.startswith("//"):
+                continue
+            target = Path(os.path.normpath(path.parent / address)) if address else path
+            if target.is_dir():
+                target /= "index.html"
+            gone = target not in pages and not target.is_file()
+            if gone or (place and target in pages and place not in pages[target].places):
+                found.append((path, link))
+    return found
 
 
 def main(site: Path) -> int:
-    """Print the verdict on the pages below `site`; 0 when they load nothing from elsewhere."""
+    """Print the verdict on the pages below `site`; 0 when they load nothing from elsewhere and no link is dead."""
     pages = sorted(site.rglob("*.html"))
     if not pages:
         print(f"check_site: no page below {site}; build it first with mkdocs", file=sys.stderr)
@@ -48,9 +82,15 @@ def main(site: Path) -> int:
     found = [(page, address) for page in pages for address in foreign(page.read_text(encoding="utf-8"))]
     for page, address in found:
         print(f"{page}: loads {address}; ship a copy or leave it out", file=sys.stderr)
-    if not found:
-        print(f"{len(pages)} pages in {site}; open {site / 'index.html'}; nothing is loaded from the network")
-    return 1 if found else 0
+    lost = dead({page: read(page.read_text(encoding="utf-8")) for page in pages if page.name != "404.html"})
+    for page, link in lost[:MOST_SHOWN]:
+        print(f"{page}: the link {link} leads nowhere", file=sys.stderr)
+    if len(lost) > MOST_SHOWN:
+        print(f"and {len(lost) - MOST_SHOWN} more dead links", file=sys.stderr)
+    if found or lost:
+        return 1
+    print(f"{len(pages)} pages in {site}; open {site / 'index.html'}; nothing is loaded from the network; no dead link")
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ FOLDERS = {
     "train": "loop, optimiser, schedule, checkpoints",
     "generate": "KV cache, sampling, writing on",
     "check": "the proof: oracle, laws, cases, planted mistakes",
+    "cases": "one table of cases over every rule and layer",
+    "mistakes": "planted mistakes, by area",
     "inspect": "the report page; knows names and arrays, not layers",
     "cli": "one command a file",
 }

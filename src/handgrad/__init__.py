@@ -38,7 +38,7 @@ _HOME = {
     "handgrad.generate.generate": "generate",
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
-__all__ = sorted(_WHERE)  # noqa: PLE0605
+__all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str):

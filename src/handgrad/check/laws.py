@@ -151,6 +151,16 @@ def recompute(case: Case, seed: int = 9) -> None:
     require(torch.equal(flat(*plain[1:]), flat(*again[1:])), "the backward pass changes under Recompute")
 
 
+def agreement(case: Case, seed: int = 10) -> None:
+    """Every fused pair gives what the explicit pair gives; where a layer has none, both runs are the explicit one."""
+    p, a, Delta = case.draw(seed)
+    explicit, fused = (
+        passes(replace(case, run=replace(case.run, implementation=how)), p, a, Delta) for how in ("explicit", "fused")
+    )
+    same(fused[0], explicit[0], "the fused output")
+    same(flat(*fused[1:]), flat(*explicit[1:]), "the fused backward pass")
+
+
 LAWS: tuple[Callable[..., Any], ...] = (
     oracle,
     reference,
@@ -161,6 +171,7 @@ LAWS: tuple[Callable[..., Any], ...] = (
     causality,
     batch,
     recompute,
+    agreement,
 )
 
 

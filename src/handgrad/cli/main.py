@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from handgrad import __version__
-from handgrad.cli import demo, generate, train
+from handgrad.cli import demo, equations, explain, generate, train
 from handgrad.cli.output import Output, lenient, silence
 from handgrad.cli.presets import PRESETS
 from handgrad.cli.words import usage_problem
@@ -33,6 +33,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("train", epilog=PRESETS_HELP)(train.train)
 app.command("generate")(generate.generate)
+app.command("explain")(explain.explain)
+app.command("equations")(equations.equations)
+app.command("mistakes")(equations.mistakes)
 
 
 @app.callback(invoke_without_command=True)

@@ -35,9 +35,7 @@ def train(
     ] = None,
     dropout: Annotated[float | None, typer.Option(help="Share dropped while training [0]", metavar="RATE")] = None,
     bias: Annotated[bool | None, typer.Option(help="Offsets in linear layers and norms [bias]")] = None,
-    activation: Annotated[
-        str | None, typer.Option(help="gelu_tanh, gelu_erf, relu [gelu_tanh]", metavar="NAME")
-    ] = None,
+    activation: Annotated[str | None, typer.Option(help="Function inside the MLP [gelu_tanh]", metavar="NAME")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps of the whole run [2000]", metavar="N")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows of one micro-batch [12]", metavar="N")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches of one step [1]", metavar="N")] = None,

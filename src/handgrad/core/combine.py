@@ -141,6 +141,30 @@ class Sum:
 
 
 @dataclass(frozen=True)
+class Gate:
+    """Two branches of one input multiplied: a' = f(a) ∘ g(a). The product is shown as the signal `name`.
+
+    Δ_f = Δ' ∘ g(a)     Δ_g = Δ' ∘ f(a)     Δ = f*(Δ_f) + g*(Δ_g)          the product rule
+    """
+
+    name: str
+    fork: Fork
+
+    def slots(self) -> dict[str, Slot]:
+        return self.fork.slots()
+
+    def forward(self, p: Tree, a: Feature, run: Run) -> tuple[Feature, Saved]:
+        (f, g), saved = self.fork.forward(p, a, run)
+        return run.show(self.name, f * g), (saved, f, g)
+
+    def backward(self, p: Tree, Delta: Feature, saved: Saved, grads: Gradients, run: Run) -> Any:
+        saved_fork, f, g = saved
+        Delta = run.show(f"Delta_{self.name}", Delta)
+        Deltas = (Delta * g, Delta * f)  # of  f * g, by f and by g
+        return self.fork.backward(p, Deltas, saved_fork, grads, run)
+
+
+@dataclass(frozen=True)
 class Recompute:
     """f with less memory: only the input is kept, and backward computes the forward pass again.
 

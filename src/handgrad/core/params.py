@@ -164,7 +164,9 @@ class Buffer(Mapping[str, torch.Tensor]):
         return self.views[name]
 
     def __setitem__(self, name: str, value: torch.Tensor) -> None:
-        if self[name].data_ptr() != value.data_ptr() or self[name].shape != value.shape:
+        if self[name].shape != value.shape:
+            raise ShapeError(f"{name} has the shape {tuple(self[name].shape)}, found {tuple(value.shape)}")
+        if self[name].data_ptr() != value.data_ptr():
             self[name].copy_(value)
 
     def __iter__(self) -> Iterator[str]:

@@ -13,10 +13,14 @@ from handgrad.core.run import Run
 
 
 class Pair(NamedTuple):
-    """forward(*inputs, run) -> (output, saved), and backward(Delta, saved, run) -> one Delta for each input."""
+    """forward(*inputs, run) -> (output, saved), and backward(Delta, saved, run) -> one Delta for each input.
+
+    Where one of the inputs is a parameter, backward takes the receiver of its gradient before `run`, and the layer
+    calls the pair that it chose: see `rules/additive.py`.
+    """
 
     forward: Callable[..., tuple[torch.Tensor, Any]]
-    backward: Callable[[torch.Tensor, Any, Run], Any]
+    backward: Callable[..., Any]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Run:
     implementation  "auto", "explicit" or "fused": which pair a `Rule` uses
     seed            randomness of dropout; None means evaluation, where nothing is dropped
     cache           keys and values of the tokens before `position`
-    position        index of the first token of the input in its sequence
+    position        index of the first token of the input in its sequence; (B,) with one for each sample where samples
+                    were padded on the left: n tokens of padding stand at the positions -n … -1
 
     >>> (Run() / "blocks" / "0").path
     'blocks.0.'
@@ -48,7 +49,7 @@ class Run:
     implementation: str = "auto"
     seed: int | None = None
     cache: Cache | None = None
-    position: int = 0
+    position: int | torch.Tensor = 0
 
     def __truediv__(self, part: str) -> Run:
         return Run(f"{self.path}{part}.", self.signals, self.implementation, self.seed, self.cache, self.position)

@@ -8,7 +8,8 @@ from fnmatch import fnmatchcase
 
 import torch
 
-from handgrad.core.errors import ShapeError, UnknownName, unknown
+from handgrad.core.errors import ConfigError, ShapeError, UnknownName, unknown
+from handgrad.core.run import Signals
 
 
 @dataclass
@@ -31,6 +32,14 @@ class Watch(Mapping[str, torch.Tensor]):
     passed: set[str] = field(default_factory=set)
     _wanted: dict[str, bool] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for path, replacement in self.replacements.items():
+            if not callable(replacement):
+                raise ConfigError(
+                    f"the replacement of {path} is {type(replacement).__name__}, and must be a function of the signal; "
+                    "for a tensor t, give lambda x: t"
+                )
+
     def wants(self, path: str) -> bool:
         if path not in self._wanted:
             self._wanted[path] = path in self.replacements or any(fnmatchcase(path, p) for p in self.patterns)
@@ -48,9 +57,18 @@ class Watch(Mapping[str, torch.Tensor]):
         if path not in self.replacements:
             return x
         new = self.replacements[path](x)
-        if new.shape != x.shape:
-            raise ShapeError(f"the replacement of {path} has shape {tuple(new.shape)}, the signal {tuple(x.shape)}")
+        if not isinstance(new, torch.Tensor) or (new.shape, new.dtype) != (x.shape, x.dtype):
+            found = f"{tuple(new.shape)} of {new.dtype}" if isinstance(new, torch.Tensor) else type(new).__name__
+            raise ShapeError(f"the replacement of {path} is {found}, the signal {tuple(x.shape)} of {x.dtype}")
         return new
+
+    def require_found(self) -> None:
+        """A misspelt name would otherwise change or show nothing, in silence. Errors are missed where none went by."""
+        errors = any(leaf(path).startswith("Delta_") for path in self.passed)
+        for name in (*self.patterns, *self.replacements):
+            looked_for = self.passed and (errors or not leaf(name).startswith("Delta_"))
+            if looked_for and not any(fnmatchcase(path, name) for path in self.passed):
+                raise unknown("signal", name, self.passed)
 
     def again(self) -> Silent:
         return Silent(self)
@@ -85,3 +103,24 @@ class Silent:
 
     def again(self) -> Silent:
         return self
+
+
+@dataclass(frozen=True)
+class Both:
+    """A watch inside a watch: the outer one sees, and replaces, first."""
+
+    outer: Signals
+    inner: Signals
+
+    def wants(self, path: str) -> bool:
+        return self.outer.wants(path) or self.inner.wants(path)
+
+    def see(self, path: str, x: torch.Tensor) -> torch.Tensor:
+        return self.inner.see(path, self.outer.see(path, x))
+
+    def again(self) -> Both:
+        return Both(self.outer.again(), self.inner.again())
+
+
+def leaf(path: str) -> str:
+    return path.rpartition(".")[2]

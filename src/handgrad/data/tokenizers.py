@@ -240,7 +240,6 @@ class StreamDecoder:
     def flush(self) -> str:
         """What still waited, U+FFFD for a character that never became whole."""
         rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
         self._n_seen = 0
         return rest
 

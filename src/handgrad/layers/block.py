@@ -26,6 +26,18 @@ def pre_norm(norm_1: Layer, attention: Layer, norm_2: Layer, mlp: Layer, dropout
     )
 
 
+def post_norm(attention: Layer, norm_1: Layer, mlp: Layer, norm_2: Layer, dropout: float = 0.0) -> Sequence:
+    """h = norm_1(a + attention(a));  a' = norm_2(h + mlp(h)). The sums are shown as `sum_1` and `sum_2`."""
+    return Sequence(
+        (
+            Residual("sum_1", Chain({"attention": attention} | dropped("dropout_1", dropout))),
+            Chain({"norm_1": norm_1}),
+            Residual("sum_2", Chain({"mlp": mlp} | dropped("dropout_2", dropout))),
+            Chain({"norm_2": norm_2}),
+        )
+    )
+
+
 def dropped(name: str, rate: float) -> dict[str, Layer]:
     """A dropout part, or none at all where nothing is dropped."""
     return {name: Dropout(rate)} if rate else {}

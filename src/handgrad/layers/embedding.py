@@ -34,7 +34,10 @@ class TokenEmbedding:
 
 @dataclass(frozen=True)
 class PositionEmbedding:
-    """a = rows of w_pos for the positions of ids ~ (B, T), counted from `run.position`."""
+    """a = rows of w_pos for the positions of ids ~ (B, T), counted from `run.position`.
+
+    Padding on the left stands at negative positions; it is given row 0, and no mask lets anybody read it.
+    """
 
     context: int
     width: int
@@ -45,12 +48,18 @@ class PositionEmbedding:
 
     def forward(self, p: Tree, ids: Tensor, run: Run) -> tuple[Tensor, embed.Saved]:
         first, last = run.position, run.position + ids.shape[-1]
-        if last > self.context:
+        if (most := int(torch.as_tensor(last).max())) > self.context:
             raise ShapeError(
-                f"{last} tokens do not fit the context of {self.context} positions that this model has learned; "
+                f"{most} tokens do not fit the context of {self.context} positions that this model has learned; "
                 "give fewer tokens, or train with a longer context"
             )
-        a, saved = embed.forward(torch.arange(first, last, device=ids.device), p["w_pos"])
+        if isinstance(first, int) and first < 0:
+            raise ShapeError(f"the first token stands at position {first}; positions count from 0")
+        if isinstance(first, int):
+            where = torch.arange(first, last, device=ids.device)
+        else:
+            where = (first[:, None] + torch.arange(ids.shape[-1], device=first.device)).clamp(min=0).to(ids.device)
+        a, saved = embed.forward(where, p["w_pos"])
         return a.expand(*ids.shape, self.width), saved
 
     def backward(self, p: Tree, Delta: Tensor, saved: embed.Saved, grads: Gradients, run: Run) -> None:

@@ -14,8 +14,11 @@ from handgrad.core.run import Run
 from handgrad.rules import dropout
 from handgrad.rules.gelu import GELU_ERF, GELU_TANH
 from handgrad.rules.relu import RELU
+from handgrad.rules.sigmoid import SIGMOID
+from handgrad.rules.silu import SILU
+from handgrad.rules.tanh import TANH
 
-ACTIVATIONS = {rule.name: rule for rule in (GELU_TANH, GELU_ERF, RELU)}
+ACTIVATIONS = {rule.name: rule for rule in (GELU_TANH, GELU_ERF, RELU, SILU, TANH, SIGMOID)}
 
 
 @dataclass(frozen=True)

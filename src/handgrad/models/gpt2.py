@@ -14,6 +14,15 @@ from handgrad.layers.layernorm import LayerNorm
 from handgrad.layers.multihead import MultiHead
 from handgrad.layers.pointwise import ACTIVATIONS
 
+WHOLE = {  # field -> least, most
+    "vocabulary": (1, 2**31),
+    "context": (1, 2**31),
+    "n_layers": (0, 10_000),
+    "n_heads": (1, 2**20),
+    "d_model": (1, 2**20),
+    "d_mlp": (0, 2**24),
+}
+NUMBERS = {"dropout": (0, 1), "epsilon": (1e-30, 1), "std": (0, 100)}  # field -> least, below
 TIED = {"head.w_emb": "embedding.token.w_emb"}
 
 
@@ -32,7 +41,7 @@ class GPT2Config:
     activation   "gelu_tanh" (GPT-2), or another name in `layers.pointwise.ACTIVATIONS`
     tied         logits use the embedding's rows
     epsilon      of the layer norms
-    std          spread of the first weights; 0 means √(2/(5·d_model)), which is about GPT-2's 0.02 at its width and more in
+    std          spread of the first weights; 0 means √(2/(5·d_model)), about GPT-2's 0.02 at its width and more in
                  narrow models. The two outputs of a block get std/√(2·n_layers)
 
     >>> GPT2Config(vocabulary=65, n_layers=4, n_heads=4, d_model=128).d_inner
@@ -54,31 +63,28 @@ class GPT2Config:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"{name} is {getattr(self, name)}, and must be a whole number of at least {least}"
-            for name, least in [
-                ("vocabulary", 1),
-                ("context", 1),
-                ("n_layers", 0),
-                ("n_heads", 1),
-                ("d_model", 1),
-                ("d_mlp", 0),
-            ]
-            if type(getattr(self, name)) is not int or getattr(self, name) < least
+            f"{name} is {value!r}, and must be a whole number from {least} to {most}"
+            for name, (least, most) in WHOLE.items()
+            if type(value := getattr(self, name)) is not int or not least <= value <= most
+        ]
+        wrong += [
+            f"{name} is {value!r}, and must be a number from {least} to below {below}"
+            for name, (least, below) in NUMBERS.items()
+            if type(value := getattr(self, name)) not in (int, float) or not least <= value < below
+        ]
+        wrong += [
+            f"{name} is {getattr(self, name)!r}, and must be true or false"
+            for name in ("bias", "tied")
+            if type(getattr(self, name)) is not bool
         ]
         if not wrong and self.d_model % self.n_heads:
             wrong.append(
                 f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: equal heads cannot be cut"
             )
-        if not 0 <= self.dropout < 1:
-            wrong.append(f"dropout is {self.dropout}, and must be at least 0 and below 1")
-        if not 0 < self.epsilon < 1:
-            wrong.append(f"epsilon is {self.epsilon}, and must be between 0 and 1")
-        if not 0 <= self.std < 100:
-            wrong.append(f"std is {self.std}, and must be between 0 and 100")
         if wrong:
             raise ConfigError("; ".join(wrong))
-        if self.activation not in ACTIVATIONS:
-            raise unknown("activation", self.activation, ACTIVATIONS)
+        if not isinstance(self.activation, str) or self.activation not in ACTIVATIONS:
+            raise unknown("activation", str(self.activation), ACTIVATIONS)
 
     @property
     def d_inner(self) -> int:

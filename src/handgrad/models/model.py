@@ -14,7 +14,7 @@ from handgrad.core.gradients import Accumulate, Gradients
 from handgrad.core.layer import Layer
 from handgrad.core.params import Buffer, Layout
 from handgrad.core.run import Run
-from handgrad.core.signals import Watch
+from handgrad.core.signals import Both, Watch
 from handgrad.rules.crossentropy import CROSS_ENTROPY
 
 
@@ -81,9 +81,11 @@ class Model:
         n_valid   what the sum is divided by; default: the number of targets that count. Give the number of the whole
                   step when it is cut into micro-batches
         """
-        run = run or self.run
+        run, self.pending = run or self.run, None
         tokens = self.checked(tokens)
         targets, valid = self.aimed(tokens, targets, valid)
+        if n_valid is not None and n_valid < 1:
+            raise ShapeError(f"n_valid is {n_valid}: it is what the sum of losses is divided by, so at least 1")
         logits, saved = self.layer.forward(self.params.tree, tokens, run)
         n = int(valid.sum()) if n_valid is None else n_valid
         loss, saved_loss = CROSS_ENTROPY.forward(logits, targets, valid, n, run=run / "loss")
@@ -115,6 +117,10 @@ class Model:
             self.run = before
 
     def checked(self, tokens: Tensor) -> Tensor:
+        if not isinstance(tokens, Tensor):
+            raise ShapeError(
+                f"a model reads token ids as an int64 tensor (batch, tokens); found {type(tokens).__name__}"
+            )
         if tokens.dtype != torch.int64 or tokens.ndim != 2 or 0 in tokens.shape:
             raise ShapeError(
                 f"a model reads token ids as an int64 matrix (batch, tokens), each at least 1; "
@@ -134,7 +140,10 @@ class Model:
         if targets is None:
             targets = torch.full_like(tokens, -1)
             targets[:, :-1] = tokens[:, 1:]
-        for name, given in (("targets", targets), ("valid", valid)):
+        for name, given, dtype in (("targets", targets, torch.int64), ("valid", valid, torch.bool)):
+            if given is not None and (not isinstance(given, Tensor) or given.dtype != dtype):
+                found = str(given.dtype) if isinstance(given, Tensor) else type(given).__name__
+                raise ShapeError(f"{name} must be a {dtype} tensor with the shape of tokens; found {found}")
             if given is not None and given.shape != tokens.shape:
                 raise ShapeError(
                     f"{name} is {tuple(given.shape)}, and must have the shape of tokens, {tuple(tokens.shape)}"
@@ -142,7 +151,7 @@ class Model:
         if int(targets.max()) >= self.config.vocabulary:
             raise ShapeError(f"target id {int(targets.max())} is outside the vocabulary of {self.config.vocabulary}")
         counts = targets >= 0
-        return targets, counts if valid is None else counts & valid.bool()
+        return targets, counts if valid is None else counts & valid
 
 
 def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:
@@ -152,6 +161,12 @@ def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, dev
     >>> hg.build(hg.GPT2Config(vocabulary=11, n_layers=1, n_heads=1, d_model=6), seed=0).params.layout.count
     972
     """
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"seed is {seed!r}, and must be a whole number from 0")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ConfigError(f"dtype is {dtype}, and must be a floating one such as torch.float32")
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {device} was asked for, and torch finds no CUDA here; leave it out to use the CPU")
     layer = config.layers()
     return Model(config, layer, Layout(layer.slots(), dict(config.ties())).draw(seed, dtype, device))
 
@@ -160,6 +175,9 @@ def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, dev
 def watch(model: Model, *patterns: str, replace: dict | None = None):
     """Record signals while the block runs; results stay the same, bit for bit, unless something is replaced.
 
+    A backward pass is watched where its forward pass was: call `model.loss` inside the block too. Blocks may be
+    nested. At its end a pattern or replacement that met no signal is refused, with the nearest name (UnknownName).
+
     >>> import handgrad as hg, torch
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)
     >>> with hg.watch(model, "blocks.*.attention.*") as signals:
@@ -167,6 +185,7 @@ def watch(model: Model, *patterns: str, replace: dict | None = None):
     >>> signals["blocks.0.attention.Delta_raw"].shape
     torch.Size([1, 2, 3, 3])
     """
-    signals = Watch(patterns, replace or {})
-    with model.running(signals=signals):
+    signals, outer = Watch(patterns, replace or {}), model.run.signals
+    with model.running(signals=signals if outer is None else Both(outer, signals)):
         yield signals
+    signals.require_found()

@@ -8,10 +8,11 @@ backward     Δ_v = ρᵗ Δ          Δ_ρ = Δ vᵗ
 from         Δ·d(ρ v) = (Δ vᵗ)·dρ + (ρᵗ Δ)·dv,   dρ = ρ ∘ (dcausal - rowsum(ρ ∘ dcausal) 1ᵗ),
              Δ_raw·d(q kᵗ) = (Δ_raw k)·dq + (Δ_rawᵗ q)·dk
 shapes       q ~ (B, H, T, d_ρ)   k ~ (B, H, S, d_ρ)   v ~ (B, H, S, d_h)   out, Δ ~ (B, H, T, d_h)
-             raw, scaled, causal, ρ ~ (B, H, T, S)   allowed ~ (T, S) or (B, 1, T, S), bool, True = may attend
-assumes      nothing of the mask: a row that may attend to nothing has ρ = 0, output 0 and error 0
+             raw, scaled, causal, ρ ~ (B, H, T, S)   allowed ~ (T, S), (B, 1, T, S) or (B, 1, 1, S): bool,
+             True = may attend
+assumes      nothing of the mask but its type: a row that may attend to nothing has ρ = 0, output 0 and error 0
 cost         4·B·H·T·S·d FLOPs forward, twice that backward; saves q, k, v and ρ
-source       seed A, sections 3.1 and 3.2; equations.md, "One attention head"
+source       seed A, sections 3.1 and 3.2; equations.md, "One attention head". Temperature is a rule of its own, on q
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from handgrad.core.errors import ShapeError
 from handgrad.core.rule import Pair, Rule
 from handgrad.core.run import Run, widened
 
@@ -33,12 +36,22 @@ class Saved(NamedTuple):
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, run: Run) -> tuple[Tensor, Saved]:
+    require_bool(allowed)
     q, k, v = run.show("q", q), run.show("k", k), run.show("v", v)
     raw = run.show("raw", q @ k.mT)
     scaled = run.show("scaled", raw / sqrt(q.shape[-1]))
     causal = run.show("causal", scaled if allowed is None else scaled.where(allowed, -inf))
     rho = run.show("rho", softmax(causal, allowed).to(v.dtype))
     return run.show("out", rho @ v), Saved(q, k, v, rho)
+
+
+def require_bool(allowed: Tensor | None) -> None:
+    """A mask of numbers means another thing to everybody: 1 = may attend to some, a score to be added to others."""
+    if allowed is not None and allowed.dtype != torch.bool:
+        raise ShapeError(
+            f"a mask must be bool, True = may attend; found {allowed.dtype}, which could as well be scores to add. "
+            "Compare it yourself, for example mask == 1"
+        )
 
 
 def softmax(causal: Tensor, allowed: Tensor | None) -> Tensor:

@@ -42,8 +42,7 @@ def step_on(
     >>> step_on(model, [batch], g, state, 1e-3, TrainConfig(), step=1).n_targets
     4
     """
-    counts = [int((targets >= 0).sum()) for _, targets in batches]
-    n_valid = sum(counts)
+    n_valid = sum(int((targets >= 0).sum()) for _, targets in batches)
     g.flat.zero_()
     if n_valid == 0:
         return Stepped(0.0, 0.0, 0)
@@ -53,10 +52,9 @@ def step_on(
     ]
     receiver, loss = Accumulate(g.tree), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
     with torch.no_grad():
-        for (inputs, targets), run, count in zip(batches, runs, counts, strict=True):
-            if count:
-                loss += model.loss(inputs, targets, n_valid=n_valid, run=run)
-                model.backward(receiver)
+        for (inputs, targets), run in zip(batches, runs, strict=True):
+            loss += model.loss(inputs, targets, n_valid=n_valid, run=run)
+            model.backward(receiver)
         loss_nats, grad_norm = float(loss), clip(g.flat, config.clip)
         if not isfinite(loss_nats) or not isfinite(grad_norm):
             what = f"step {step}: the loss is {loss_nats} and the gradient's norm {grad_norm}; nothing was updated"

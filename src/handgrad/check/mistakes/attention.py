@@ -52,7 +52,7 @@ MISTAKES = (
     Mistake("the mask upside down", attend.forward, "where(allowed", "where(~allowed", "attend", "forward"),
     Mistake(
         "heads joined unturned",
-        multihead.MultiHead.joined,
+        multihead.joined,
         "a.transpose(-3, -2).flatten(-2)",
         "a.reshape(a.shape[0], a.shape[2], -1)",
         "multi-head",

@@ -1,0 +1,173 @@
+"""Registry: recurrent models, and the weights of a Transformer rebuilt from an RNN."""
+
+from handgrad.check.equation import section
+
+recurrent = section("recurrent")
+weights = section("rebuilding the weights")
+
+EQUATIONS = (
+    recurrent(
+        "rnn",
+        "h_t = tanh(x_t w_x + h_{t-1} w_h + b)",
+        "D_t = (Δ_t + D_{t+1} w_hᵗ) ∘ (1 - h_t²); ∂L/∂w_h = Σ_t h_{t-1}ᵗ D_t",
+        "handgrad.rules.rnn:backward",
+        "rules/recurrent.md",
+        "case:rnn",
+    ),
+    recurrent(
+        "lstm",
+        "c_t = f ∘ c_{t-1} + i ∘ g; h_t = o ∘ tanh(c_t)",
+        "Δ_c = Δ_h ∘ o ∘ (1 - tanh(c_t)²) + Δ_{c,t+1} ∘ f_{t+1}; gate by gate",
+        "handgrad.rules.lstm:backward",
+        "rules/recurrent.md",
+        "case:lstm",
+    ),
+    recurrent(
+        "growing-memory",
+        "h_t = tanh(x_t w_x + h_{t-1} w_h + m_t w_m + b); m_t = Σ_{s<t} ρ_{t,s} h_s",
+        "Δ_{h,s} gains ρ_{t,s} Δ_{m,t} and what the score sends to h_s",
+        "handgrad.layers.recurrent:MemoryCell",
+        "rules/recurrent.md",
+        "case:growing memory",
+    ),
+    recurrent(
+        "additive-score",
+        "s_αβ = tanh(x_α W_a + x_β W_b + b) w",
+        "D_αβ = Δ_αβ wᵗ ∘ (1 - tanh²); Δ_{x,α} = Σ_β D_αβ W_aᵗ; Δ_{x,β} = Σ_α D_αβ W_bᵗ",
+        "handgrad.rules.additive:backward",
+        "rules/recurrent.md",
+        "case:additive, explicit + case:additive",
+    ),
+    weights(
+        "fixed-weights",
+        "o_α = Σ_β x_β W_αβ, one learned W_αβ a pair",
+        "Δ_{x,β} = Σ_α Δ_α W_αβᵗ; ∂L/∂W_αβ = x_βᵗ Δ_α",
+        "handgrad.rules.weights_fixed:backward",
+        "rules/weights.md",
+        "case:fixed weights + handgrad.check.numeric_weights:longer_is_refused",
+    ),
+    weights(
+        "source-only",
+        "W_αβ = f(x_β)",
+        "Δ_{f,β} = Σ_α of the error of W_αβ",
+        "handgrad.layers.rungs:source_only",
+        "rules/weights.md",
+        "case:source only + handgrad.check.numeric_weights:neighbours_are_alike",
+    ),
+    weights(
+        "self-only",
+        "W_αβ = 0 unless α = β",
+        "Δ at t reaches t only",
+        "handgrad.layers.rungs:self_only",
+        "rules/weights.md",
+        "case:self only + handgrad.check.numeric_weights:alone",
+    ),
+    weights(
+        "source-and-end",
+        "W_αβ = f(x_α, x_β)",
+        "both x_α and x_β receive an error from W_αβ",
+        "handgrad.rules.weights_matrix:backward",
+        "rules/weights.md",
+        "case:matrix of weights + handgrad.check.numeric_weights:unique_weights",
+    ),
+    weights(
+        "full-matrix-function",
+        "W_αβ of d² functions of (x_α, x_β)",
+        "Δ_{W,αβ} = x_βᵗ Δ_α",
+        "handgrad.layers.rungs:full_matrix",
+        "rules/weights.md",
+        "case:full matrix function + handgrad.check.numeric_weights:parameter_counts",
+    ),
+    weights(
+        "diagonal",
+        "W_αβ = diag(f(x_α, x_β))",
+        "Δ_{f,αβ} = x_β ∘ Δ_α",
+        "handgrad.layers.rungs:diagonal",
+        "rules/weights.md",
+        "case:diagonal",
+    ),
+    weights(
+        "one-hot-sum",
+        "W_αβ = Σ_j f_j(x_α, x_β) V_j; diagonal when V_j is one-hot",
+        "Δ_{f,j,αβ} = Δ_α (x_β V_j)ᵗ; ∂L/∂V_j = Σ_αβ f_j x_βᵗ Δ_α",
+        "handgrad.layers.rungs:matrix_sum",
+        "rules/weights.md",
+        "case:sum of matrices + handgrad.check.numeric_weights:one_hot_sum",
+    ),
+    weights(
+        "non-interaction-terms",
+        "f = g(x_α) + v(x_α, x_β) + h(x_β)",
+        "Δ_{g,α} = Σ_β Δ_{f,αβ}; Δ_v = Δ_f; Δ_{h,β} = Σ_α Δ_{f,αβ}",
+        "handgrad.layers.rungs:terms",
+        "rules/weights.md",
+        "case:non-interaction terms + handgrad.check.numeric_weights:removable",
+    ),
+    weights(
+        "tanh-interaction",
+        "tanh(x_α W_a + x_β W_b + b) w against x_α x_βᵗ",
+        "mixed difference f(a, b) - f(a', b) - f(a, b') + f(a', b')",
+        "handgrad.rules.additive:forward",
+        "rules/weights.md",
+        "case:additive, explicit + handgrad.check.numeric_weights:interaction",
+    ),
+    weights(
+        "bilinear",
+        "f = x_α A x_βᵗ; A = I is the dot product",
+        "Δ_{x,α} = Σ_β Δ_{f,αβ} x_β Aᵗ; Δ_{x,β} = Σ_α Δ_{f,αβ} x_α A; ∂L/∂A = Σ_αβ Δ_{f,αβ} x_αᵗ x_β",
+        "handgrad.rules.weights_product:backward",
+        "rules/weights.md",
+        "case:bilinear + handgrad.check.numeric_weights:identity",
+    ),
+    weights(
+        "low-rank",
+        "A = W_q W_kᵗ",
+        "∂L/∂W_q = Δ_A W_k; ∂L/∂W_k = Δ_Aᵗ W_q",
+        "handgrad.layers.rungs:low_rank",
+        "rules/weights.md",
+        "case:low rank score + handgrad.check.numeric_weights:caches",
+    ),
+    weights(
+        "normalisation",
+        "ρ = f, f/rowsum(f), or softmax(f/τ)",
+        "Δ_f = Δ_ρ, (Δ_ρ - rowsum(Δ_ρ ∘ ρ) 1ᵗ)/rowsum(f), or ρ ∘ (Δ_ρ - rowsum(Δ_ρ ∘ ρ) 1ᵗ)/τ",
+        "handgrad.rules.weights_normalise:softened_backward",
+        "rules/weights.md",
+        "case:weights kept + case:divide by sum + case:weights softened + handgrad.check.numeric_weights:normalised",
+    ),
+    weights(
+        "heads",
+        "Σ_h ρ_h (x V'_h) = concat_h(ρ_h x V_h) W_o when V_h W_o^h = V'_h",
+        "Δ_{V,h} = Δ_{V',h} (W_o^h)ᵗ",
+        "handgrad.layers.rungs:heads",
+        "rules/weights.md",
+        "case:heads + handgrad.check.numeric_weights:heads",
+    ),
+    weights(
+        "mlp",
+        "o' = o + f(o W_1) W_2, and the same without W_1, W_2, the second skip or the norm",
+        "Δ = Δ' + ((Δ' W_2ᵗ) ∘ f'(o W_1)) W_1ᵗ",
+        "handgrad.layers.rungs:two_skips",
+        "rules/weights.md",
+        (
+            "case:unit with two skips + "
+            "handgrad.check.numeric_weights:absorbed + "
+            "handgrad.check.numeric_weights:patterns"
+        ),
+    ),
+    weights(
+        "mlp-as-key-value-store",
+        "m = f(x Kᵗ); out = m V; key i = column i of W_1, value i = row i of W_2",
+        "∂L/∂V = mᵗ Δ; Δ_m = Δ Vᵗ; ∂L/∂K = (Δ_m ∘ f'(x Kᵗ))ᵗ x",
+        "handgrad.layers.rungs:unit",
+        "rules/weights.md",
+        "handgrad.check.numeric_weights:key_value_store",
+    ),
+    weights(
+        "rnn-against-parallel",
+        "2 + (T-1) dependent steps of two stacked RNN layers, 2 of two attention layers",
+        "as many, in reverse",
+        "handgrad.check.steps:steps",
+        "rules/weights.md",
+        "handgrad.check.numeric_weights:dependent_steps",
+    ),
+)

@@ -1,0 +1,25 @@
+"""`handgrad explain`: the implementation and the equations in use, and the table of all gradients."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from handgrad.cli.options import Json, output_of
+
+
+def explain(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder or a checkpoint folder.")],
+    json: Json = False,
+) -> None:
+    """Layer by layer: which form of its rule runs, why, and by which equations; then every gradient.
+
+    Blocks that are alike are shown once, as blocks.*; the number before them says how many there are.
+
+    Try: handgrad explain runs/demo
+    """
+    from handgrad.cli.proving import show_model
+
+    show_model(model, output_of(context, json))

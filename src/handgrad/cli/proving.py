@@ -1,0 +1,129 @@
+"""What `handgrad equations`, `handgrad mistakes` and `handgrad explain` do once their options are known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from handgrad.check.equation import Equation
+from handgrad.check.explain import Explained, explain, folded
+from handgrad.check.mistakes import MISTAKES
+from handgrad.check.registry import DOCS, EQUATIONS, equation, missing, status
+from handgrad.check.tables import Planted, as_csv, plant, write
+from handgrad.cli.output import Output
+from handgrad.models.load import load
+
+
+def show_equations(ids: Sequence[str], check: bool, output: Output) -> int:
+    """Print the rows; 1 when one of them lacks something, or its check fails. Raises UnknownName for an id."""
+    rows = [equation(id) for id in ids] or list(EQUATIONS)
+    verdicts: dict[str, str] = {}
+    for e in followed(rows, "checked", output) if check else rows:
+        verdicts[e.id] = status(e) if check else "; ".join(missing(e)) or "complete"
+    for e in rows:
+        output.record(asdict(e) | {"status": verdicts[e.id]})
+    for name, section in groupby(rows, key=lambda e: e.section):
+        output.text(f"\n{name}" + "".join(f"\n{as_text(e, verdicts[e.id])}" for e in section))
+    bad = [id for id, verdict in verdicts.items() if verdict not in ("ok", "complete")]
+    share = (len(rows) - len(bad)) / len(rows)
+    places = "code, page" if DOCS.is_dir() else "code (the docs did not come along)"
+    what = f"with {places} and {'a check that holds' if check else 'check'}"
+    output.text(f"\n{len(rows) - len(bad)} of {len(rows)} equations ({share:.0%}) {what}")
+    output.record({"equations": len(rows), "complete": len(rows) - len(bad), "checked": check})
+    return 1 if bad else 0
+
+
+def as_text(e: Equation, verdict: str) -> str:
+    optional = " (optional)" if e.optional else ""
+    return "\n".join(
+        [
+            f"  {e.id}{optional}: {verdict}",
+            f"    forward   {e.forward}",
+            f"    backward  {e.backward}",
+            f"    code      {e.code}",
+            f"    page      docs/{e.page}",
+            f"    check     {e.check}",
+        ]
+    )
+
+
+def show_mistakes(out: Path | None, output: Output) -> int:
+    """Plant all mistakes and print the table; 1 when one is missed or seen elsewhere. Raises FileError."""
+    rows: list[Planted] = []
+    for mistake in followed(MISTAKES, "planted", output):
+        rows.append(plant(mistake))
+        output.record(asdict(rows[-1]) | {"ok": rows[-1].ok})
+    shown = [(r.rule, r.planted, r.seen or "nowhere", r.expected, "yes" if r.ok else "NO") for r in rows]
+    output.text(table(("rule", "what was planted", "first seen at", "expected", "ok"), shown))
+    missed = [r for r in rows if not r.ok]
+    rules = Counter(r.rule for r in rows)
+    output.text(
+        f"\n{len(rows)} mistakes planted in {len(rules)} files, {len(rows) - len(missed)} seen where they were expected"
+    )
+    output.record({"mistakes": len(rows), "ok": len(rows) - len(missed)})
+    if out is not None:
+        write(out, as_csv(rows))
+        output.note(f"written: {out}")
+    return 1 if missed else 0
+
+
+def show_model(name: str, output: Output) -> None:
+    """Layers, equations and gradients of the model of that name. Raises FileError."""
+    found = explain(load(name))
+    for layer in found.layers:
+        output.record(asdict(layer))
+    for gradient in found.gradients:
+        output.record(asdict(gradient))
+    output.record({"total": found.total})
+    output.text(explained(found))
+
+
+def explained(found: Explained) -> str:
+    """Both tables as text, blocks that are alike once."""
+    layers = [
+        (f"{n} x" if n > 1 else "", r.path, r.layer, r.rule, r.implementation, r.why, ", ".join(r.equations))
+        for r, n in folded(found.layers, "path")
+    ]
+    gradients = [
+        (f"{n} x" if n > 1 else "", r.name, " x ".join(map(str, r.shape)), r.formula, f"{r.count:,}" if r.count else "")
+        for r, n in folded(found.gradients, "name")
+    ]
+    return "\n".join(
+        [
+            table(("", "layer", "kind", "rule", "form", "why", "equations"), layers),
+            "",
+            table(("", "gradient of", "shape", "formula", "count of each"), gradients),
+            "",
+            f"{found.total:,} parameters; a tied one is counted once. Δ_x is the error of the signal x",
+        ]
+    )
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as what stands in them.
+
+    >>> print(table(("a", "b"), [("1", "long"), ("23", "x")]))
+    a   b
+    1   long
+    23  x
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def followed(items: Sequence[Any], done: str, output: Output) -> Iterator[Any]:
+    """The items, with a bar and the time left on a terminal."""
+    if not output.live:
+        yield from items
+        return
+    columns = (BarColumn(bar_width=24), TextColumn(f"{{task.completed}}/{{task.total}} {done}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+        yield from bar.track(items, total=len(items))

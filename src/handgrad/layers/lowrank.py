@@ -1,0 +1,84 @@
+"""LoRA: a linear layer, wrapped, with a low-rank update beside it.
+
+Parameters `base.w`, `base.b`, which are frozen by being absent from the gradient's layout, and `lora.A`, `lora.B`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+from torch import Tensor
+
+from handgrad.core.combine import Fork, Sequence, Sum
+from handgrad.core.errors import ConfigError
+from handgrad.core.gradients import Gradients
+from handgrad.core.params import Slot, Tree
+from handgrad.core.run import Run
+from handgrad.layers.linear import Linear
+from handgrad.layers.pointwise import Dropout
+from handgrad.rules import lowrank
+
+
+@dataclass(frozen=True)
+class LowRankUpdate:
+    """y = s (a A) B. At first A is random with the spread that linear layers of n_in inputs start with, and B = 0."""
+
+    n_in: int
+    n_out: int
+    rank: int
+    s: float
+
+    def slots(self) -> dict[str, Slot]:
+        return {"A": Slot((self.n_in, self.rank), 1 / sqrt(3 * self.n_in)), "B": Slot((self.rank, self.n_out))}
+
+    def forward(self, p: Tree, a: Tensor, run: Run) -> tuple[Tensor, lowrank.Saved]:
+        return lowrank.forward(a, p["A"], p["B"], self.s, run)
+
+    def backward(self, p: Tree, Delta: Tensor, saved: lowrank.Saved, grads: Gradients, run: Run) -> Tensor:
+        return lowrank.backward(Delta, saved, p["A"], p["B"], self.s, grads, run)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """a' = linear(a) + s (a A) B, s = alpha/rank, or alpha/√rank with `rslora`; `dropout` acts on the update's input.
+
+    >>> f = LowRank(Linear(6, 5), rank=2, alpha=4)
+    >>> f.s, f.slots()["lora.A"].shape, f.slots()["lora.B"].shape
+    (2.0, (6, 2), (2, 5))
+    """
+
+    linear: Linear
+    rank: int
+    alpha: float
+    rslora: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if type(self.rank) is not int or self.rank < 1:
+            raise ConfigError(f"the rank of a low-rank update is {self.rank}, and must be a whole number of at least 1")
+        if not self.alpha > 0:
+            raise ConfigError(f"alpha of a low-rank update is {self.alpha}, and must be above 0: it scales the update")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout of a low-rank update is {self.dropout}, and must be at least 0 and below 1")
+
+    @property
+    def s(self) -> float:
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
+
+    @cached_property
+    def parts(self) -> Sum:
+        update = LowRankUpdate(self.linear.n_in, self.linear.n_out, self.rank, self.s)
+        dropped = (Dropout(self.dropout),) if self.dropout else ()
+        return Sum(Fork({"base": self.linear, "lora": Sequence((*dropped, update))}))
+
+    def slots(self) -> dict[str, Slot]:
+        return self.parts.slots()
+
+    def forward(self, p: Tree, a: Tensor, run: Run) -> tuple[Tensor, Any]:
+        return self.parts.forward(p, a, run)
+
+    def backward(self, p: Tree, Delta: Tensor, saved: Any, grads: Gradients, run: Run) -> Tensor:
+        return self.parts.backward(p, Delta, saved, grads, run)
