@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-long lint mistakes bench docs wheel clean
+.PHONY: help install demo test test-long lint mistakes bench docs wheel clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,6 +17,9 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_
 help: ## list the targets
 	@echo "handgrad: what to run (each sets itself up in $(VENV) on first use)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+install: $(VENV)/.base ## install handgrad into .venv
+	@echo "installed; now: . $(VENV)/bin/activate"
 
 demo: $(VENV)/.base ## train a small GPT by hand-written backpropagation, sample from it, write a report
 	@out=runs/demo; n=1; while [ -e "$$out" ]; do n=$$((n + 1)); out=runs/demo-$$n; done; \

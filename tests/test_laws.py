@@ -10,8 +10,10 @@ import torch
 import handgrad.layers
 import handgrad.rules
 from handgrad.check import cases, laws
+from handgrad.check.plant import Mistake, planted
 from handgrad.check.report import LawBroken
 from handgrad.core import combine
+from handgrad.rules import additive
 
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda c: c.name)
@@ -118,3 +120,17 @@ def test_the_reference_law_can_fail():
     spoilt = replace(cases.case("gelu tanh"), reference=cases.case("gelu erf").reference)
     with pytest.raises(LawBroken, match=r"forward differs by \d"):
         laws.reference(spoilt)
+
+
+def test_the_agreement_law_can_fail():
+    mistake = Mistake(
+        "twice",
+        additive.chunked_forward,
+        "return torch.cat(scores, 2)",
+        "return 2 * torch.cat(scores, 2)",
+        "additive",
+        "agreement",
+    )
+    laws.agreement(cases.case("additive"))
+    with planted(mistake), pytest.raises(LawBroken, match="the fused output differs"):
+        laws.agreement(cases.case("additive"))

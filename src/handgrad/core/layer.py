@@ -25,17 +25,18 @@ class Layer(Protocol):
     forward(p, a, run)                          -> (a', saved)
     backward(p, Delta, saved, grads, run)       -> Delta of a; None when nothing flows below (a is token ids)
 
-    Laws, each asserted for every layer in `check/cases.py`:
+    Laws, each asserted for every layer over the table of cases in `check/cases/` (`check/laws.py` holds them):
 
-    1. oracle        every shown Delta_x is dL/dx, and every gradient dL/dw, of *this very forward*
-    2. adjoint       <Delta, J v> = <Jᵗ Delta, v> for random v and Delta
-    3. linearity     backward(αΔ + βΔ') = α backward(Δ) + β backward(Δ')
-    4. accumulation  two backward passes into one receiver give twice the gradient
-    5. purity        p, a, Delta and saved are left as they were
-    6. causality     where the layer is causal, Delta at position t reaches positions <= t only
-    7. batch         each sample's output and error signal are those it has alone
-    8. agreement     fused = explicit
-    9. recompute     Recompute(f) = f
+    oracle        every shown Delta_x is dL/dx, and every gradient dL/dw, of *this very forward*
+    reference     the forward pass is the one that was meant: an independent computation gives the same
+    adjoint       <Delta, J v> = <Jᵗ Delta, v> for random v and Delta
+    linearity     backward(αΔ + βΔ') = α backward(Δ) + β backward(Δ')
+    accumulation  two backward passes into one receiver give twice the gradient
+    purity        no tensor is written to: not p, not a, not Delta, not what was saved (its containers are used up)
+    causality     where the layer is causal, Delta at position t reaches positions <= t only
+    batch         each sample's output and error signal are those it has alone
+    recompute     Recompute(f) = f
+    agreement     fused = explicit
     """
 
     def slots(self) -> dict[str, Slot]: ...

@@ -176,7 +176,9 @@ def watch(model: Model, *patterns: str, replace: dict | None = None):
     """Record signals while the block runs; results stay the same, bit for bit, unless something is replaced.
 
     A backward pass is watched where its forward pass was: call `model.loss` inside the block too. Blocks may be
-    nested. At its end a pattern or replacement that met no signal is refused, with the nearest name (UnknownName).
+    nested. A replacement has no derivative: what it replaces gets the error signal as if it stood in its place; to cut
+    the way back too, replace `Delta_x` as well. At the end of the block a pattern or replacement that met no signal is
+    refused, with the nearest name (UnknownName).
 
     >>> import handgrad as hg, torch
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)

@@ -11,7 +11,7 @@ assumes      q = x_α W_a and k = x_β W_b + b come from layers of their own
 cost         B·T·S·d_a·(2F + 1) FLOPs and as many tanh's; the explicit pair saves B·T·S·d_a numbers. The chunked pair
              saves q and k alone, forms `pair` for as many α at a time as give at most CHUNK of its entries, and forms
              it again on the way back: one more forward, and memory that grows with S, not with T·S
-source       seed B, "Bahdanau"; equations.md, row "additive (Bahdanau) score"
+source       second source, "Bahdanau"; docs/equations.md, row "additive (Bahdanau) score"
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ shapes       raw, biased, Δ ~ (B, H, T, S)   slopes ~ (H,)   α ~ (T,)   β ~ (
 assumes      nothing of what is biased: added to raw, the bias is divided by √d_ρ with it; the published models add it
              to scaled, which is the same equation one line later
 cost         pointwise; saves nothing
-source       equations.md, row "ALiBi"
+source       docs/equations.md, row "ALiBi"
 """
 
 from __future__ import annotations

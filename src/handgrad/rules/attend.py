@@ -11,8 +11,9 @@ shapes       q ~ (B, H, T, d_ρ)   k ~ (B, H, S, d_ρ)   v ~ (B, H, S, d_h)   ou
              raw, scaled, causal, ρ ~ (B, H, T, S)   allowed ~ (T, S), (B, 1, T, S) or (B, 1, 1, S): bool,
              True = may attend
 assumes      nothing of the mask but its type: a row that may attend to nothing has ρ = 0, output 0 and error 0
-cost         4·B·H·T·S·d FLOPs forward, twice that backward; saves q, k, v and ρ
-source       seed A, sections 3.1 and 3.2; equations.md, "One attention head". Temperature is a rule of its own, on q
+cost         2·B·H·T·S·(d_ρ + d_h) FLOPs forward, twice that backward; saves q, k, v and ρ
+source       Boué, arXiv 2512.23329, sections 3.1 and 3.2; docs/equations.md, "One attention head"
+             (temperature is a rule of its own, on q)
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ assumes      n is the number of valid targets of the whole step, which may be mo
              losses and gradients of several micro-batches add up to those of the one large batch. n = 0 gives
              L = 0 and Δ = 0. The maximum is taken out before exp, so logits of 1000 are as good as any
 cost         pointwise over N·V; saves the logits and one number a row
-source       seed A, section 1; equations.md, rows "shift" and "cross-entropy"
+source       Boué, arXiv 2512.23329, section 1; docs/equations.md, rows "shift" and "cross-entropy"
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ forward      a' = a ∘ m/(1-p),   m ~ Bernoulli(1-p) elementwise; a' = a in eva
 backward     Δ  = Δ' ∘ m/(1-p)           the same mask
 shapes       a, m, a', Δ', Δ ~ any, the same
 cost         pointwise; saves m as one byte an element
-source       equations.md, row "dropout"
+source       docs/equations.md, row "dropout"
 """
 
 from __future__ import annotations

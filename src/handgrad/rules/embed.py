@@ -5,7 +5,7 @@ backward     ∂L/∂w_emb = OHE(t)ᵗ Δ           (token)         ∂L/∂w_po
 from         Δ·da = Δ·(OHE(t) dw_emb) = (OHE(t)ᵗ Δ)·dw_emb: the rows of a repeated token add
 shapes       t ~ (B, T) ids   w_emb ~ (V, d)   w_pos ~ (T_context, d)   a, Δ ~ (B, T, d); (T, d) for the position
 cost         no FLOPs; saves the ids
-source       seed A, section 2; equations.md, rows "token embedding" and "learned position"
+source       Boué, arXiv 2512.23329, section 2; docs/equations.md, rows "token embedding" and "learned position"
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ backward     Δ = Δ' ∘ f'(a)
              tanh form      f'(a) = Φ(a) + a Φ(a) (1 - Φ(a)) u',   u' = 2√(2/π) (1 + 3·0.044715 a²)
 shapes       a, a', Δ', Δ ~ any, the same
 cost         pointwise; saves a and Φ(a)
-source       equations.md, row "pointwise"; each backward is that of its own forward, never of the other form
+source       docs/equations.md, row "pointwise"; each backward is that of its own forward, never of the other form
 """
 
 from __future__ import annotations

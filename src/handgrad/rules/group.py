@@ -6,7 +6,7 @@ from         Σ_h Δ'_h·dk'_h = Σ_g (Σ_{h in g} Δ'_h)·dk_g
 shapes       k, Δ ~ (B, G, S, D)   k', Δ' ~ (B, G·n, S, D)   n a count
 assumes      heads are the axis before the tokens; n = 1 changes nothing, G = 1 shares one head among all queries
 cost         no FLOPs forward, n - 1 additions an element backward; saves nothing but n
-source       equations.md, row "grouped queries"
+source       docs/equations.md, row "grouped queries"
 """
 
 from __future__ import annotations

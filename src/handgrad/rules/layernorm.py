@@ -8,7 +8,7 @@ from         dx = (da - mean(da) - x mean(x ∘ da)) / σ, which is symmetric: D
 shapes       a, x, a', Δ' ~ (..., d)   μ, σ ~ (..., 1)   γ, β ~ (d,)
 assumes      the biased variance (divided by d, not d - 1), and ε inside the root
 cost         pointwise; saves x and 1/σ. Statistics are formed in float32 at least
-source       seed A, "layer norm"; equations.md, row "layer norm"
+source       Boué, arXiv 2512.23329, "layer norm"; docs/equations.md, row "layer norm"
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward     Δ  = Δ' wᵗ          ∂L/∂w = aᵗ Δ'          ∂L/∂b = 1
 from         Δ'·da' = Δ'·(da w + a dw + 1 db)
 shapes       a ~ (..., n_in)   w ~ (n_in, n_out)   b ~ (n_out,)   a', Δ' ~ (..., n_out)
 cost         2·N·n_in·n_out FLOPs forward, twice that backward; saves a
-source       seed A, "fully connected layer"; equations.md, row "linear"
+source       Boué, arXiv 2512.23329, "fully connected layer"; docs/equations.md, row "linear"
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from         Δ'·d(s a A B) = s Δ'·(da A B + a dA B + a A dB)
 shapes       a, Δ ~ (..., n_in)   A ~ (n_in, r)   B ~ (r, n_out)   low ~ (..., r)   y, Δ' ~ (..., n_out)
 assumes      at first A is random and B = 0: then y = 0, and ∂L/∂A = 0 exactly while ∂L/∂B is not
 cost         2·N·r·(n_in + n_out) FLOPs forward, twice that backward; saves a and low
-source       equations.md, row "LoRA"
+source       docs/equations.md, row "LoRA"
 """
 
 from __future__ import annotations

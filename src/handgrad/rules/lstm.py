@@ -13,7 +13,7 @@ shapes       x ~ (B, n_in)   h, c, i, f, o, g, Δ, carried_h, carried_c ~ (B, n)
              w_x ~ (n_in, 4n)   w_h ~ (n, 4n)   b ~ (4n,), blocks in the order i, f, o, g
 assumes      the cell's error goes down through f alone, without a matrix and without tanh: that is what keeps it alive
 cost         8·B·n·(n_in + n) FLOPs a step forward, twice that backward; saves x, both old states, gates and tanh(c)
-source       seed B, fixed memory; equations.md, row "LSTM"
+source       second source, fixed memory; docs/equations.md, row "LSTM"
 """
 
 from __future__ import annotations

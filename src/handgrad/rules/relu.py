@@ -4,7 +4,7 @@ forward      a' = max(a, 0)
 backward     Δ = Δ' ∘ [a > 0]           the derivative at 0 is taken as 0
 shapes       a, a', Δ', Δ ~ any, the same
 cost         pointwise; saves the sign as one byte an element
-source       equations.md, row "pointwise"
+source       docs/equations.md, row "pointwise"
 """
 
 from __future__ import annotations

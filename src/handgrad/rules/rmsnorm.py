@@ -7,7 +7,7 @@ from         dx = (da - x mean(x ∘ da)) / ρ, which is symmetric: D is project
 shapes       a, x, a', Δ' ~ (..., d)   ρ ~ (..., 1)   γ ~ (d,)
 assumes      ε inside the root
 cost         pointwise; saves x and 1/ρ. The mean square is formed in float32 at least
-source       equations.md, row "RMS norm"
+source       docs/equations.md, row "RMS norm"
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ shapes       x ~ (B, n_in)   h_before, h, pre, Δ, carried ~ (B, n)   w_x ~ (n_i
 assumes      the state is also the output, so h is read twice: above, and one step later
 cost         2·B·n·(n_in + n) FLOPs a step forward, twice that backward; saves x, h_before and h. T steps follow one
              another, forward and backward: D_t = (Δ_t + D_{t+1} w_hᵗ) ∘ (1 - h_t²)
-source       seed B, fixed memory; equations.md, row "RNN"
+source       second source, fixed memory; docs/equations.md, row "RNN"
 """
 
 from __future__ import annotations

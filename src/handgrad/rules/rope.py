@@ -9,7 +9,7 @@ from         Δ̃·(dx R) = (Δ̃ Rᵗ)·dx,   and R Rᵗ = 1, hence ‖x̃‖ =
 shapes       x, x̃, Δ̃, Δ ~ (..., T, D)   φ ~ (T, D/2), or with leading axes that broadcast; D even
              interleaved: pair i is (2i, 2i+1)          half-split: pair i is (i, i + D/2)
 cost         3·N·D FLOPs either way; saves cos φ and sin φ, nothing of x. Turned in float32 at least
-source       seed A does not have it; equations.md, row "rotary (RoPE)"
+source       docs/equations.md, row "rotary (RoPE)"
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward     Δ = Δ' ∘ a' ∘ (1 - a')
 from         da' = exp(-a)/(1 + exp(-a))² da = a' (1 - a') da
 shapes       a, a', Δ', Δ ~ any, the same
 cost         pointwise; saves a', from which the slope follows without another exp
-source       equations.md, row "pointwise"
+source       docs/equations.md, row "pointwise"
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward     Δ = Δ' ∘ (σ(a) + a σ(a) (1 - σ(a)))
 from         da' = (σ + a σ') da,   σ' = σ (1 - σ)
 shapes       a, a', Δ', Δ ~ any, the same
 cost         pointwise; saves a and σ(a)
-source       equations.md, row "pointwise"
+source       docs/equations.md, row "pointwise"
 """
 
 from __future__ import annotations

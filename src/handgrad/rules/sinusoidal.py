@@ -6,7 +6,7 @@ from         Δ'·d(a + S) = Δ'·da
 shapes       a, a', Δ', Δ ~ (B, T, d)   S ~ (T, d) or (B, T, d)   t ~ (T,) or (B, T) positions
 assumes      nothing of d: where it is odd, the last sine stands without its cosine
 cost         pointwise; saves nothing
-source       equations.md, row "sinusoidal position"
+source       docs/equations.md, row "sinusoidal position"
 """
 
 from __future__ import annotations

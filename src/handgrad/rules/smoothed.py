@@ -8,7 +8,7 @@ shapes       logits ~ (..., V)   y ~ (...) ids   valid ~ (...) bool   L, Δ' ~ (
 assumes      n as in `crossentropy`. A logit of -∞ is a token that does not exist in its row: it is not counted in V,
              adds 0 to L (where 0·∞ would be NaN), and its Δ is 0. s = 0 is cross-entropy
 cost         pointwise over N·V; saves the logits and two numbers a row
-source       equations.md, row "smoothing"
+source       docs/equations.md, row "smoothing"
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward     Δ = Δ' ∘ (1 - a'²)
 from         da' = (1 - tanh²(a)) da
 shapes       a, a', Δ', Δ ~ any, the same
 cost         pointwise; saves a', from which the slope follows without another exp
-source       equations.md, row "pointwise"
+source       docs/equations.md, row "pointwise"
 """
 
 from __future__ import annotations

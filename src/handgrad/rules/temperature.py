@@ -7,7 +7,7 @@ shapes       a, a', Δ', Δ ~ any, the same   τ ~ (1,), or a plain number where
 assumes      τ ≠ 0. Scores are linear in the queries, so (q/τ) kᵗ = (q kᵗ)/τ: a head divides its queries, which is
              T·d_ρ divisions instead of T·S, and every form of attention can stay as it is
 cost         pointwise; saves a'
-source       seed B, on sharpening the weights; equations.md, row "temperature"
+source       second source, on sharpening the weights; docs/equations.md, row "temperature"
 """
 
 from __future__ import annotations

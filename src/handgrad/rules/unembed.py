@@ -5,7 +5,7 @@ backward     Δ = Δ' w_emb          ∂L/∂w_emb = Δ'ᵗ a   (plus the embedd
 from         Δ'·dlogits = Δ'·(da w_embᵗ + a dw_embᵗ)
 shapes       a ~ (..., d)   w_emb ~ (V, d)   logits, Δ' ~ (..., V)
 cost         2·N·d·V FLOPs forward, twice that backward; saves a
-source       seed A, "the whole network"; equations.md, row "tying"
+source       Boué, arXiv 2512.23329, "the whole network"; docs/equations.md, row "tying"
 """
 
 from __future__ import annotations

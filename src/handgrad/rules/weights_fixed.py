@@ -6,7 +6,7 @@ from         Δ_α·dout_α = Δ_α·(d[x_0, …, x_α] w_α + [x_0, …, x_α] 
 shapes       x ~ (B, T, d)   w_α ~ ((α+1)·d, m), block β of its rows is W_{αβ}   out, Δ ~ (B, T, m)
 assumes      there is a w_α for every position: T is at most what was learned, and no longer input has any weights
 cost         B·T·(T+1)·d·m FLOPs forward, twice that backward, and T·(T+1)/2·d·m parameters; saves x
-source       seed B, "fixed weights"; equations.md, row "fixed weights"
+source       second source, "fixed weights"; docs/equations.md, row "fixed weights"
 """
 
 from __future__ import annotations

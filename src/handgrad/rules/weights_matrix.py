@@ -6,7 +6,7 @@ from         Δ_α·dout_α = Σ_β Δ_α·(dx_β W_{αβ} + x_β dW_{αβ})
 shapes       f, Δ_f ~ (B, d·m, T, S), entry (i, j) of W at i·m + j   x ~ (B, S, d)   out, Δ ~ (B, T, m)
 cost         2·B·T·S·d·m FLOPs forward, twice that backward; saves f and x: d·m numbers for every pair of tokens,
              which is why nobody does this
-source       seed B, "matrix of functions"; equations.md, rows "full matrix function", "source and end"
+source       second source, "matrix of functions"; docs/equations.md, rows "full matrix function", "source and end"
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ from         Δ·d(ρ v) = (Δ vᵗ)·dρ + (ρᵗ Δ)·dv
 shapes       ρ ~ (B, F, T, S)   v ~ (B, F, S, r), or (B, 1, S, r) where it is shared   mixed, Δ ~ (B, F, T, r)
              F sets of weights and r = 1 with v cut into single features is a diagonal matrix of weights
 cost         2·B·F·T·S·r FLOPs forward, twice that backward; saves ρ and v
-source       seed B, "one sum over the sequence"; equations.md, rows "diagonal", "one-hot sum -> V_j sum", "heads"
+source       second source, "one sum over the sequence";
+             docs/equations.md, rows "diagonal", "one-hot sum -> V_j sum", "heads"
 """
 
 from __future__ import annotations

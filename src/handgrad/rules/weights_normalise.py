@@ -12,7 +12,7 @@ shapes       score, ρ, Δ_ρ, Δ_score ~ (B, F, T, S)   allowed ~ (T, S), bool,
 assumes      DIVIDE: no row of scores adds up to 0 (scores of both signs can; then it is not finite, which is one
              reason why it is not what is used). softened: τ > 0; a row with nothing allowed is 0
 cost         pointwise; saves ρ, DIVIDE also one number a row
-source       seed B, "normalisation"; equations.md, row "normalisation"
+source       second source, "normalisation"; docs/equations.md, row "normalisation"
 """
 
 from __future__ import annotations

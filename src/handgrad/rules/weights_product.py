@@ -7,7 +7,7 @@ shapes       q ~ (B, F, T, r)   k ~ (B, F, S, r), or (B, 1, S, r) where it is sh
              q = k = x is the dot product; q = x A, k = x the bilinear form x_α A x_βᵗ; q = x w_q, k = x w_k the
              bilinear form of rank r, A = w_q w_kᵗ
 cost         2·B·F·T·S·r FLOPs forward, twice that backward; saves q and k
-source       seed B, "product"; equations.md, rows "tanh interaction / product", "bilinear", "low rank"
+source       second source, "product"; docs/equations.md, rows "tanh interaction / product", "bilinear", "low rank"
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from         Δ·dscore = Σ_{αβ} Δ_{αβ} dy_α = Σ_α (Σ_β Δ_{αβ}) dy
 shapes       y ~ (B, T, F)   score, Δ ~ (B, F, T, T)
 assumes      T units read the same T tokens
 cost         nothing is computed forward (a view); sums of B·F·T² numbers backward; saves nothing
-source       seed B, weights of one argument; equations.md, rows "source only", "self only", "non-interaction terms"
+source       second source, weights of one argument;
+             docs/equations.md, rows "source only", "self only", "non-interaction terms"
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ shapes       logits ~ (..., V)   valid ~ (...) bool   L, Δ' ~ ()   n a count, z
 assumes      n as in `crossentropy`. The loss of a step is the sum of both, and so is its Δ_logits. A logit of -∞ has
              P = 0, so its Δ is 0
 cost         pointwise over N·V; saves the logits and one number a row
-source       equations.md, row "z-loss"
+source       docs/equations.md, row "z-loss"
 """
 
 from __future__ import annotations
