@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from handgrad.cli import main, showing
-from handgrad.cli.showing import Expectation, demo_settings, free_folder, steps_for
+from handgrad.cli.showing import Expectation, demo_settings, free_folder, remarks, steps_for
 
 TEXT = "the cat sat on the mat, and the dog sat on the log.\n" * 80
 
@@ -111,3 +111,26 @@ def test_a_whole_run_is_held_to_the_stated_figure() -> None:
     assert short.before.endswith("(a run this short is held to no more)")
     assert whole.after(1.5, True) == "it fell below 2.00, as stated: 1.500"
     assert "is not known" in whole.after(None, False)
+
+
+def test_a_floor_that_beats_the_time_and_a_slow_machine_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    floor = "0.5 minutes were asked; the demo needs at least 100 steps, here about 31 s"
+    slow = "on a busy machine OMP_NUM_THREADS=1 is often faster"
+    assert remarks(budget_s=30.0, steps_per_s=2.0, steps=100, took_s=31.0) == [floor]
+    assert remarks(budget_s=30.0, steps_per_s=1.9, steps=100, took_s=30.0) == [slow]
+    assert remarks(budget_s=60.0, steps_per_s=1.0, steps=100, took_s=90.0) == [
+        "1 minute was asked; the demo needs at least 100 steps, here about 1 min 30 s", slow
+    ]  # fmt: skip
+    assert remarks(budget_s=30.0, steps_per_s=9.0, steps=110, took_s=31.0) == []
+    assert main.run(["demo", "--help"]) == 0
+    assert "at least 100 steps are done" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_remarks_are_printed(
+    quick: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(showing, "speed", lambda corpus, seed: (1.0, 0.5))
+    assert main.run(["demo", "--minutes", "0.1", "--out", "here"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert "0.1 minutes were asked; the demo needs at least 12 steps, here about 17 s" in shown
+    assert "on a busy machine OMP_NUM_THREADS=1 is often faster" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,7 @@ def test_a_run_from_text_to_report(text: Path, capsys: pytest.CaptureFixture[str
     ]  # fmt: skip
     assert "1,072 parameters, vocabulary 15, context 8; 1,404 tokens to train on, 156 to validate on" in shown.err
     assert "step 5/5  loss " in shown.err
+    assert " left" not in shown.err
     out = shown.out.splitlines()
     assert re.match(r"done: step 5, validation loss 2\.\d{3} nats a token \(as unsure as among \d+", out[0])
     assert out[1] == f"checkpoint  {Path('run/checkpoints/step_000005')}"
@@ -188,7 +190,7 @@ def test_all_problems_are_told_at_once_before_any_data_is_read(text: Path, capsy
     assert capsys.readouterr().err.splitlines() == [
         "handgrad: no preset named 'tinny'; did you mean 'tiny'? Known: demo, gpt2-small, shakespeare, tiny",
         f"--activation: {unknown('activation', 'gelu', ACTIVATIONS)}",
-        "--layers is -1, and must be a whole number of at least 0",
+        "--layers is -1, and must be a whole number from 0 to 10000",
         "--lr is -1.0, and must be at least 0",
         "--dtype bfloat16 is not there yet; float32 and float64 are",
         "--tokenizer bpe:512 is not there yet; bytes, chars, ids and a tokenizer.json are",
@@ -273,9 +275,28 @@ def test_resume_goes_on_and_takes_nothing_but_steps(text: Path, capsys: pytest.C
     assert steps == [0, 1, 2, 3, 4, 5, 6]
     assert main.run(["train", "--out", "run", "--resume"]) == 0
     assert "the run is finished" in capsys.readouterr().err
+    assert main.run(["train", "--out", "run", "--resume", "--steps", "5"]) == 2
+    assert "--steps is 5, and 6 steps are done already" in capsys.readouterr().err
     assert main.run(["train", "--out", "nothing", "--resume"]) == 2
     assert "there is no run to resume in 'nothing'" in capsys.readouterr().err
     assert not Path("nothing").exists()
+
+
+def test_a_run_with_steps_left_is_told_so_with_the_step_of_its_validation(
+    text: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = ["train", "text.txt", "--out", "run", "--steps", "9", "--save-every", "5", "--validate-every", "3", *SMALL]
+    assert main.run(whole) == 0
+    shutil.rmtree("run/checkpoints/step_000009")  # as a kill after step 5 would have left it
+    records = Path("run/metrics.jsonl").read_text().splitlines(keepends=True)
+    Path("run/metrics.jsonl").write_text("".join(records[:6]))
+    capsys.readouterr()
+    assert main.run(["train", "--out", "run", "--resume", "--steps", "5"]) == 0
+    shown = capsys.readouterr()
+    assert "of the 9 in config.toml" in shown.err
+    assert re.match(r"so far: step 5 of 9, validation loss .*, measured at step 3, ", shown.out)
+    assert shown.out.splitlines()[-1].strip() == "handgrad train --out run --resume"
+    assert ">handgrad train --out run --resume<" in Path("run/report.html").read_text(encoding="utf-8")
 
 
 def test_token_ids_of_other_tools(text: Path) -> None:

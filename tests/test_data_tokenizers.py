@@ -39,7 +39,9 @@ def test_bytes_decode_never_fails_on_broken_utf8():
 
 def test_bytes_lone_surrogate_is_the_only_unknown():
     text = "a\udce9b\udcff\udce9"
-    with pytest.raises(DataError, match=r"'\\udce9' at position 1, '\\udcff' at position 3\. .*skip.*replace.*abort"):
+    with pytest.raises(
+        DataError, match=r"'\\udce9' at position 1, '\\udcff' at position 3, counted from 0\. .*skip.*replace.*abort"
+    ):
         Bytes().encode(text)
     assert Bytes().encode(text, "skip").tolist() == [0x61, 0x62]
     assert Bytes().decode(Bytes().encode(text, "replace")) == "a\ufffdb\ufffd\ufffd"
@@ -106,17 +108,20 @@ def test_t01_unknown_character_is_listed_with_its_position_and_the_choices():
     with pytest.raises(DataError) as caught:
         Chars.of("ab").encode("aZb")
     assert str(caught.value) == (
-        "the text has characters that are not in the tokenizer's alphabet of 2 characters: 'Z' at position 1. "
+        "the text has characters that are not in the tokenizer's alphabet of 2 characters: 'Z' at position 1, "
+        "counted from 0. "
         "Choose what happens to unknown ones: skip (leave them out), replace (put a stand-in) or abort (stop here)."
     )
 
 
 def test_t01_every_distinct_unknown_once_first_few():
-    with pytest.raises(DataError, match="'Z' at position 1, 'Y' at position 2, '\\\\n' at position 5\\."):
+    with pytest.raises(
+        DataError, match="'Z' at position 1, 'Y' at position 2, '\\\\n' at position 5, counted from 0\\."
+    ):
         Chars.of("ab").encode("aZYZb\n")
-    with pytest.raises(DataError, match="'j' at position 9 and 2 more\\."):
+    with pytest.raises(DataError, match="'j' at position 9, counted from 0, and 2 more\\."):
         Chars.of("ab").encode("abcdefghijkl")
-    with pytest.raises(DataError, match="'j' at position 9\\. Choose"):
+    with pytest.raises(DataError, match="'j' at position 9, counted from 0\\. Choose"):
         Chars.of("ab").encode("abcdefghij")
     assert Chars.of("ab").unknown("😀a") == {"😀": 0}, "above the whole alphabet"
     assert Chars.of("ab").unknown("\0a") == {"\0": 0}, "below the whole alphabet"

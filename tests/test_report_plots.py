@@ -281,9 +281,9 @@ def test_tied_parameters_are_marked_and_counted_once() -> None:
     made = page()
     assert "tied to tokens.w_emb" in made.prose
     cells = [text.strip() for text in made.texts["td"]]
-    assert cells[-5:] == ["", "", "36", "5", "0.5"]
+    assert cells[-4:] == ["36 numbers", "", "5", "0.5"]
     assert "1 row shares its numbers with another row and is counted once in the total." in made.prose
-    assert cells[:5] == ["7 × 3", "OHEᵗ Δ", "21", "3", "0.3"]
+    assert cells[:4] == ["7 × 3", "OHEᵗ Δ", "3", "0.3"]
 
 
 def test_ties_count_once_in_any_order_and_through_chains() -> None:
@@ -307,13 +307,24 @@ def test_sort_keys_are_plain_numbers_and_absent_where_there_is_none() -> None:
     numbers = [
         attributes["data-number"] for tag, attributes in made.tags if tag == "td" and "data-number" in attributes
     ]
-    assert numbers == ["1234567", "1234567", "1.5e-08", ""]
+    assert numbers == ["1234567", "1.5e-08", ""]
     cells = [text.strip() for text in made.texts["td"]]
-    assert cells[:5] == ["one number", "f", "1,234,567", "1.5×10⁻⁸", "not a number"]
+    assert cells[:4] == ["one number", "f", "1.5×10⁻⁸", "not a number"]
+    assert cells[4] == "1,234,567 numbers"
     assert cells[-1] == "not a number"
     headings = [attributes for tag, attributes in made.tags if tag == "th" and attributes.get("scope") == "col"]
-    assert len(headings) == 6
-    assert made.texts["button"] == ["name", "shape", "gradient", "numbers", "norm", "gradient norm"]
+    assert len(headings) == 5
+    assert made.texts["button"] == ["name", "shape", "formula", "norm", "gradient norm"]
+
+
+def test_a_gradient_that_is_only_rounding_is_said_to_be() -> None:
+    rows = [ParameterRow(name, (1,), "1ᵗ Δ", 1, 1.0, 2e-9) for name in ("a.key.b", "a.monkey.b", "a.key.w")]
+    made = page(parameters=rows)
+    assert [text.strip() for text in made.texts["td"]].count("2×10⁻⁹*") == 1
+    assert made.texts["sup"] == ["*"]
+    assert "(key.b) adds one and the same number to all scores of a query" in made.prose.replace(" key.b ", "key.b")
+    assert "its true gradient is 0, and what is shown is rounding" in made.prose
+    assert "rounding" not in page(parameters=rows[1:]).prose
 
 
 def test_very_many_rows_are_cut_but_counted() -> None:

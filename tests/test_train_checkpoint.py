@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import handgrad as hg
-from handgrad.core.errors import ConfigError, FileError, NumericError
+from handgrad.core.errors import FileError, NumericError
 from handgrad.data.tokenizers import Chars, save_tokenizer
 from handgrad.train import checkpoint
 from handgrad.train.checkpoint import Progress, clean, latest, load, save
@@ -105,7 +105,6 @@ def test_a_checkpoint_is_hidden_before_it_is_removed(tmp_path: Path, monkeypatch
         written(tmp_path, step)
     assert [name for name in removed if "step_000001" in name and "old" in name]
     assert all(name.startswith(".unfinished-") for name in removed)
-    assert (tmp_path / "checkpoints" / "step_000001").exists() is False
 
 
 def test_leftovers_do_not_count_and_are_cleaned(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytes
     assert calls == at + 1
     assert str(caught.value) == (
         f"cannot write the checkpoint {tmp_path}/checkpoints/step_000004: No space left on device. "
-        f"{folder} is complete and unchanged; free some space or check permissions, then resume"
+        f"The checkpoint {folder} is complete and unchanged; free some space or check permissions, then resume"
     )
     assert load(latest(tmp_path)).progress.step == 3
     assert os.listdir(tmp_path / "checkpoints") == ["step_000003"]
@@ -307,6 +306,21 @@ DAMAGE = [
     ("params.safetensors", lambda p: rewrite(p, lambda h: h["__metadata__"].update(step="4")), "step should be '3'"),
     ("params.safetensors", lambda p: rewrite(p, lambda h: h.pop("__metadata__")), "are not of one set"),
     ("optimiser.safetensors", Path.unlink, "optimiser.safetensors is missing"),
+    (
+        "optimiser.safetensors",
+        changed(f"m.{UP}", lambda x: x * float("nan")),
+        rf"damaged: [mv]\.{UP} has a number that is not finite",
+    ),
+    (
+        "optimiser.safetensors",
+        changed(f"v.{UP}", lambda x: x / 0),
+        rf"damaged: [mv]\.{UP} has a number that is not finite",
+    ),
+    (
+        "optimiser.safetensors",
+        changed(f"v.{UP}", lambda x: -1 - 0 * x),
+        rf"damaged: [mv]\.{UP} has -1 in it, and a mean of squares is never",
+    ),
     ("optimiser.safetensors", cut, "optimiser.safetensors is damaged or cut short"),
     ("optimiser.safetensors", without(f"v.{UP}"), rf"v\.{UP} expected, and missing"),
     ("optimiser.safetensors", lambda p: rewrite(p, lambda h: h["__metadata__"].update(step="4")), "step should be '3'"),
@@ -324,10 +338,21 @@ DAMAGE = [
     ("state.json", fields(loss_nats=float("nan")), "NaN is not a number that JSON knows"),
     ("state.json", fields(dtype="float16"), "dtype is 'float16'; known: float32, float64"),
     ("state.json", fields(dtype="float64"), "of F64, found"),
+    (
+        "state.json",
+        fields(optimiser_step=10**400),
+        "optimiser_step is 10+[.]{3}, and cannot be above 9223372036854775807",
+    ),
+    ("state.json", fields(seed=-1), "seed is -1, and cannot be below 0"),
+    ("state.json", fields(best_step=-1), "best_step is -1, and cannot be below 0"),
+    ("state.json", fields(val_loss_nats=10**400), "val_loss_nats is 10+[.]{3}, and no loss is that large"),
+    ("state.json", fields(elapsed_s=1e308), "elapsed_s is 1e[+]308, and cannot be above 1000000000000"),
+    ("state.json", fields(tokens_sha256=None), "tokens_sha256 is None, which has the wrong type"),
+    ("state.json", fields(train={"steps": -1}), "--steps is -1, and must be at least 1"),
     ("state.json", fields(train={"lrr": 1}), "named 'lrr'; did you mean 'lr'"),
     ("state.json", fields(train={"lr": -1.0}), "--lr is -1.0"),
     ("state.json", model_fields(d_model=16), "should be .* found"),
-    ("state.json", model_fields(n_layers=10**12), "1000000000000 layers are expected, [0-9]+ tensors found"),
+    ("state.json", model_fields(n_layers=10_000), "10000 layers are expected, [0-9]+ tensors found"),
     ("state.json", model_fields(n_layers=2), "expected, and missing"),
     ("state.json", model_fields(vocabulary=2), "should be .* found|3 tokens, more than the 2"),
     ("state.json", model_fields(n_heads=3), "d_model 8 is not a multiple of n_heads 3"),
@@ -362,5 +387,3 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(FileError, match=r"cannot write the checkpoint .*step_000003"):
         written(tmp_path, 3)
-    with pytest.raises(ConfigError):
-        TrainConfig(steps=-1)

@@ -23,7 +23,8 @@ def test_every_problem_is_told_at_once_in_the_flags_spelling() -> None:
     assert str(caught.value) == (
         "--steps is 0, and must be at least 1; --batch-size is -1, and must be at least 1; "
         "--lr is nan, and must be a finite number; --beta2 is 1.0, and must be at least 0 and below 1; "
-        "--dtype is 'float16', and must be one of float32, float64; --device is 'gpu', and must be cpu, cuda or cuda:N"
+        "--dtype is 'float16', and must be one of float32, float64; "
+        "--device is 'gpu', and must be cpu, cuda or cuda:N, N at most 99"
     )
 
 
@@ -47,6 +48,9 @@ def test_every_problem_is_told_at_once_in_the_flags_spelling() -> None:
         ("dtype", "bfloat16", "--dtype bfloat16 is not there yet; float32 and float64 are"),
         ("implementation", "quick", "--impl is 'quick', and must be one of auto, explicit, fused"),
         ("device", "cuda:", "--device is 'cuda:'"),
+        ("device", "cuda:99999999999999999999", "--device is 'cuda:99999999999999999999', and must be cpu, cuda or"),
+        ("device", "cuda:" + "9" * 5000, "9" * 52 + "...', and must be cpu, cuda or cuda:N, N at most 99"),
+        ("device", "cuda:01", "--device is 'cuda:01'"),
         ("device", "cuda:-1", "--device is 'cuda:-1'"),
     ],
 )

@@ -16,11 +16,12 @@ import handgrad as hg
 from handgrad.core.errors import ConfigError, DataError, FileError
 from handgrad.data import Corpus
 from handgrad.data.tokenizers import Ids
-from handgrad.train import checkpoint, start
+from handgrad.train import checkpoint, loop, start
 from handgrad.train.config import read_toml
 from handgrad.train.evaluate import evaluate
 from handgrad.train.loop import Result, resume, train
 from handgrad.train.schedule import lr_at
+from handgrad.train.size import least_parameters, size_problem
 
 
 @pytest.fixture(name="corpus")
@@ -115,6 +116,18 @@ def test_accumulation_counts_optimiser_steps(corpus: Corpus, tmp_path: Path) -> 
     assert min(r["grad_norm"] for r in records) > 0.01, "the norm is the one from before clipping"
 
 
+def test_the_micro_batches_of_a_step_are_drawn_one_by_one(corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
+    drawn, real = [], loop.training_windows
+
+    def noted(*where):
+        drawn.append(where[3:])
+        return real(*where)
+
+    monkeypatch.setattr(loop, "training_windows", noted)
+    train(tmp_path / "run", shape(corpus), replace(CONFIG, steps=2, accumulate=3, seed=7), corpus)
+    assert drawn == [(7, step, micro) for step in (1, 2) for micro in (0, 1, 2)]
+
+
 def test_float64_and_the_explicit_formulas(corpus: Corpus, tmp_path: Path) -> None:
     config, seen = replace(CONFIG, steps=2, dtype="float64", implementation="explicit"), Seen()
     train(tmp_path / "run", shape(corpus), config, corpus, observer=seen)
@@ -203,6 +216,36 @@ def test_cuda_that_is_not_there(corpus: Corpus, tmp_path: Path) -> None:
 
 
 def test_too_large_for_the_memory_is_one_plain_line(corpus: Corpus, tmp_path: Path) -> None:
-    for model, how in ((shape(corpus, d_model=2 * 10**6), {}), (shape(corpus), {"batch_size": 10**13})):
-        with pytest.raises(ConfigError, match=r"there is not enough memory.*Use a smaller --batch-size"):
-            train(tmp_path / f"run{len(how)}", model, replace(CONFIG, **how), corpus)
+    with pytest.raises(ConfigError, match=r"there is not enough memory.*Use a smaller --batch-size"):
+        train(tmp_path / "run", shape(corpus), replace(CONFIG, batch_size=10**13), corpus)
+
+
+@pytest.mark.parametrize("how", [{"d_model": 2**20}, {"n_layers": 10_000, "d_model": 10**4}])
+def test_a_model_too_large_for_the_memory_is_refused_before_it_is_built(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, int]
+) -> None:
+    monkeypatch.setattr("handgrad.train.loop.build", lambda *_: pytest.fail("it was built"))
+    monkeypatch.setattr("handgrad.train.size.memory_bytes", lambda: 25_000_000_000)
+    message = refused(tmp_path / "run", ConfigError, corpus, shape(corpus, **how))
+    count = least_parameters(shape(corpus, **how))
+    assert message == (
+        f"there is not enough memory: {count:,} parameters with their gradient and AdamW's two moments take "
+        f"{16 * count:,} bytes, and this machine has 25,000,000,000. Use a smaller --width, --layers or --context"
+    )
+
+
+def test_a_model_that_fits_or_whose_machine_does_not_say_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hg.GPT2Config(vocabulary=65)
+    needed = 16 * least_parameters(model)
+    for memory, fits in ((needed, True), (needed - 1, False), (None, True)):
+        monkeypatch.setattr("handgrad.train.size.memory_bytes", lambda memory=memory: memory)
+        assert (size_problem(model, CONFIG) is None) is fits
+        assert size_problem(model, replace(CONFIG, device="cuda")) is None
+        assert (size_problem(model, replace(CONFIG, dtype="float64")) is None) is (memory is None)
+
+
+def test_the_estimate_is_just_below_the_parameters_that_are_built(corpus: Corpus) -> None:
+    for how in ({}, {"tied": False, "d_mlp": 24, "n_layers": 3, "context": 5}):
+        model = shape(corpus, bias=False, **how)
+        gains = (2 * model.n_layers + 1) * model.d_model
+        assert least_parameters(model) + gains == hg.build(model, 0).params.layout.count

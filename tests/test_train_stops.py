@@ -199,6 +199,17 @@ def test_a_full_disk_is_said_and_the_checkpoint_before_stays(corpus: Corpus, tmp
     assert resume(tmp_path / "run").step == 20
 
 
+def test_a_path_keeps_its_case_in_what_is_said_of_a_full_disk(corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
+    def full(tensors, path, metadata):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    train(Path("tf"), shape(corpus), replace(CONFIG, steps=1), corpus)
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(FileError, match=r"left on device\. The checkpoint tf/checkpoints/step_000001 is complete"):
+        resume(Path("tf"), steps=2)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full, a disk that is always full")
 def test_records_that_cannot_be_written_are_said(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(metrics_module, "keep_until", lambda *_: None)

@@ -64,7 +64,7 @@ def a_whole_run() -> tuple[Path, Seen, Result]:
 
 
 def shape(corpus: Corpus, **how) -> hg.GPT2Config:
-    return replace(hg.GPT2Config(corpus.tokenizer.vocab_size, 8, 1, 2, 8, dropout=0.1), **how)
+    return replace(hg.GPT2Config(corpus.tokenizer.vocab_size, 8, 1, 2, 8, dropout=0.1, std=0.02), **how)
 
 
 def metrics(folder: Path) -> list[dict]:

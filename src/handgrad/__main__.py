@@ -1,8 +1,6 @@
 """`python -m handgrad`: the command line."""
 
-import sys
-
-from handgrad.cli.main import main
+from handgrad.cli.entry import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

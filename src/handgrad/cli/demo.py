@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,9 +12,9 @@ from handgrad.cli.options import Json, output_of
 def demo(
     context: typer.Context,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run [runs/demo, or the next free name]", metavar="DIR")
+        str | None, typer.Option(help="Folder of the run [runs/demo, or the next free name]", metavar="DIR")
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Time for training.", metavar="M")] = 2.0,
+    minutes: Annotated[float, typer.Option(help="Time for training; at least 100 steps are done.", metavar="M")] = 2.0,
     seed: Annotated[int, typer.Option(help="Of first weights, windows and the sample.", metavar="N")] = 0,
     json: Json = False,
 ) -> None:

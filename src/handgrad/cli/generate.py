@@ -30,14 +30,18 @@ def generate(
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.", metavar="N")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End where this text comes, without it; may be repeated.", metavar="TEXT")
+        list[str] | None,
+        typer.Option(help="End where this text comes, without it and its ids; may be repeated.", metavar="TEXT"),
     ] = None,
     unknown: Annotated[
         str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
     ] = "abort",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the whole text again for each token.")] = False,
     check_cache: Annotated[
-        bool, typer.Option("--check-cache", help="Afterwards, compare logits with and without the cache.")
+        bool,
+        typer.Option(
+            "--check-cache", help="Afterwards, compare logits with and without the cache (each token with --json)."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:

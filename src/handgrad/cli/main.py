@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from handgrad import __version__
 from handgrad.cli import demo, equations, explain, generate, train
-from handgrad.cli.output import Output, lenient, silence
+from handgrad.cli.output import NoOutput, Output, lenient, no_output, opened_streams, silence
 from handgrad.cli.presets import PRESETS
 from handgrad.cli.words import usage_problem
 
@@ -62,6 +62,7 @@ def root(
 
 def main() -> None:
     """The console script."""
+    opened_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -82,6 +83,11 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         silence(sys.stdout)
+    except OSError as error:
+        silence(sys.stdout)
+        if status != 2:
+            told(str(no_output(error)), 2, False)
+        status = 2
     return status
 
 
@@ -99,12 +105,18 @@ def verdict(error: Exception, arguments: list[str]) -> tuple[int, str]:
     """Whose fault it was, and what to say about it."""
     if isinstance(error, BrokenPipeError):
         raise error
+    if isinstance(error, NoOutput):
+        silence(sys.stdout)
+        return 2, str(error)
     if callable(getattr(error, "format_message", None)):
         return 2, usage_problem(error, arguments)
     # An error of ours can only have been raised where its module was loaded, and loading it here would load torch.
     errors = sys.modules.get("handgrad.core.errors")
     if errors is not None and isinstance(error, errors.HandgradError):
         return 2, str(error)
+    if isinstance(error, OSError) and printing(error):
+        silence(sys.stdout)
+        return 2, str(no_output(error))
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         return 2, "there is not enough memory for this; a smaller --batch-size, --context or --width needs less"
     if os.environ.get("HANDGRAD_TRACEBACK") == "1":
@@ -113,8 +125,17 @@ def verdict(error: Exception, arguments: list[str]) -> tuple[int, str]:
     return 1, f"internal error, {what}. Please report it; HANDGRAD_TRACEBACK=1 shows where it happened"
 
 
+def printing(error: OSError) -> bool:
+    """Whether an error came up while the parser of the command line printed its help."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    module = "" if where is None else str(where.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in ("click", "typer")
+
+
 def told(text: str, status: int, for_programs: bool) -> None:
     """One line a problem, for people; the same as one object, for programs."""
     Output().note("handgrad: " + text)
-    with suppress(BrokenPipeError):
+    with suppress(BrokenPipeError, NoOutput):
         Output(for_programs).record({"error": text, "exit": status})

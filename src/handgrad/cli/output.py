@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
+class NoOutput(Exception):
+    """Standard output takes nothing: it is closed, or its disk is full."""
+
+
 @dataclass(frozen=True)
 class Output:
     """Where results and notices go.
@@ -33,24 +37,58 @@ class Output:
     def record(self, record: Mapping[str, Any]) -> None:
         """One object for programs; nothing for people."""
         if self.json:
-            print(as_json(record), flush=True)
+            printed(as_json(record), "\n")
 
     def text(self, text: str = "", end: str = "\n") -> None:
         """A result for people."""
-        print(text, end=end, flush=True, file=sys.stderr if self.json else sys.stdout)
+        if not self.json:
+            printed(text, end)
+            return
+        with suppress(OSError):
+            print(text, end=end, flush=True, file=sys.stderr)
 
     def note(self, text: str) -> None:
         """What happens on the way; never mixed into results. Lines are broken between words where a terminal ends."""
         if self.live:
             width = max(shutil.get_terminal_size().columns - 1, 20)
             text = "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.split("\n"))
-        with suppress(BrokenPipeError):
+        with suppress(OSError):  # nobody can be told that nobody can be told
             print(text, flush=True, file=sys.stderr)
 
     @property
     def live(self) -> bool:
         """Is somebody watching a terminal that can redraw a line?"""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def printed(text: str, end: str) -> None:
+    """Text on standard output, at once. Raises NoOutput; BrokenPipeError where a reader went away."""
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise no_output(error) from None
+
+
+def no_output(error: OSError) -> NoOutput:
+    return NoOutput(f"cannot write to standard output: {error.strerror or error}")
+
+
+def opened_streams() -> None:
+    """Give a program that was started with closed streams others: notes go nowhere, and results are refused.
+
+    The numbers 0 to 2 are taken as well, so that no file of a run gets one of them and what a library prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def as_json(value: Any) -> str:

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from handgrad.cli.output import Output, duration
+from handgrad.cli.output import NoOutput, Output, duration
 
 LINE_EVERY_S = 10.0
 SHOWN_AFTER_S = 2.0
 WEIGHT = 0.1  # of a new step in the shown rate
+STEPS_BEFORE_TIME_LEFT = 5
 
 
 @dataclass
@@ -32,15 +33,22 @@ class Shown:
     told_to_stop: bool = False
     steps: int = 0
     first: int = 0
-    began: float = 0.0
     rate: float = 0.0
+    left: TimeLeft | None = None
     val_loss_nats: float | None = None
     last_line: float = -inf
     bar: Progress | None = None
     task: TaskID = field(default=TaskID(0))
 
     def started(self, info: Mapping[str, Any]) -> None:
-        self.steps, self.first, self.began = info["steps"], info["step"], monotonic()
+        self.steps, self.first = info["steps"], info["step"]
+        self.left = TimeLeft(
+            self.steps,
+            info["validate_every"] if info["n_validation_tokens"] else 0,
+            info["tokens_per_step"],
+            info["n_validation_tokens"],
+            monotonic(),
+        )
         for line in introduction(info):
             self.output.note(line)
         if self.output.live:
@@ -57,8 +65,10 @@ class Shown:
     def stepped(self, record: Mapping[str, Any]) -> None:
         try:
             self.output.record(record)
-        except BrokenPipeError:
+        except (BrokenPipeError, NoOutput):
             self.told_to_stop = True
+        if self.left is not None:
+            self.left.took(record, monotonic())
         if (found := record.get("val_loss_nats")) is not None:
             self.val_loss_nats = found
         if "loss_nats" not in record:
@@ -92,15 +102,68 @@ class Shown:
             self.output.note(text)
 
     def state(self, record: Mapping[str, Any]) -> str:
-        done = record["step"] - self.first
         parts = [f"loss {record['loss_nats']:.3f}"] if "loss_nats" in record else []
         shown = record.get("val_loss_nats", self.val_loss_nats if self.bar is not None else None)
         parts += [] if shown is None else [f"val loss {shown:.3f}"]
         parts += [f"{self.rate:,.0f} tokens/s"] if self.rate else []
-        if 0 < done < self.steps - self.first:
-            left_s = (monotonic() - self.began) / done * (self.steps - record["step"])
+        if self.left is not None and (left_s := self.left.seconds(record["step"])) is not None:
             parts.append(f"{duration(left_s)} left")
         return "  ".join(parts)
+
+
+@dataclass
+class TimeLeft:
+    """The rest of a run in seconds: its steps at the mean time of a step, its validations at their own mean time.
+
+    `validate_every` is 0 where validation is off; `now_s` is the time of the record before, from any fixed moment.
+    """
+
+    steps: int
+    validate_every: int
+    tokens_per_step: int
+    n_validation_tokens: int
+    now_s: float
+    steps_s: float = 0.0
+    n_steps: int = 0
+    validations_s: float = 0.0
+    n_validations: int = 0
+
+    def took(self, record: Mapping[str, Any], now_s: float) -> None:
+        """Count one record that came at `now_s`."""
+        step_s = 0.0
+        if record.get("tokens_per_s"):
+            step_s = self.tokens_per_step / record["tokens_per_s"]
+            self.steps_s, self.n_steps = self.steps_s + step_s, self.n_steps + 1
+        if record.get("val_loss_nats") is not None:
+            self.validations_s += max(now_s - self.now_s - step_s, 0.0)
+            self.n_validations += 1
+        self.now_s = now_s
+
+    def seconds(self, step: int) -> float | None:
+        """What is left after `step`; None before enough steps were seen, and at the end.
+
+        >>> left = TimeLeft(20, 10, 100, 50, 0.0)
+        >>> left.took({"step": 0, "val_loss_nats": 3.0}, 30.0)
+        >>> for step in range(1, 6):
+        ...     left.took({"step": step, "tokens_per_s": 50.0}, 30.0 + 2 * step)
+        >>> left.seconds(4), left.seconds(5), left.seconds(20)
+        (92.0, 90.0, None)
+        """
+        if self.n_steps < STEPS_BEFORE_TIME_LEFT or step >= self.steps:
+            return None
+        step_s = self.steps_s / self.n_steps
+        if self.n_validations:
+            validation_s = self.validations_s / self.n_validations
+        else:  # forward only: a third of the work of a step on as many tokens
+            validation_s = step_s * self.n_validation_tokens / self.tokens_per_step / 3
+        return (self.steps - step) * step_s + self.validations_after(step) * validation_s
+
+    def validations_after(self, step: int) -> int:
+        """One every `validate_every` steps, and one after the last."""
+        if not self.validate_every:
+            return 0
+        every = self.steps // self.validate_every - step // self.validate_every
+        return every + (self.steps % self.validate_every > 0)
 
 
 def introduction(info: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from handgrad.inspect.report import write_report
 from handgrad.models.load import load
 from handgrad.models.model import Model, watch
 from handgrad.train.config import RunFile, read_toml
+from handgrad.train.metrics import record_of
 
 SENTENCE_TOKENS = 48
 PROMPT_TOKENS = 24
@@ -63,7 +63,8 @@ def write_run_report(run_folder: str | Path) -> Path:
     seen = look(model, ids)
     prompt, sample = written(model, ids[:PROMPT_TOKENS], file.train_config.seed)
     records = list(metrics(folder / "metrics.jsonl"))
-    twice = 2 * max((r["step"] for r in records), default=1)
+    done = max((r["step"] for r in records), default=0)
+    more = f" --steps {2 * max(done, 1)}" if done >= file.train_config.steps else ""
     data = ReportData(
         title=folder.resolve().name,
         facts=facts(model, file, corpus, records),
@@ -79,7 +80,7 @@ def write_run_report(run_folder: str | Path) -> Path:
         prompt=prompt,
         commands=[
             f"handgrad generate {quoted(folder)} --temperature 0.8",
-            f"handgrad train --out {quoted(folder)} --resume --steps {twice}",
+            f"handgrad train --out {quoted(folder)} --resume{more}",
         ],
     )
     path = folder / "report.html"
@@ -96,17 +97,13 @@ def corpus_of(folder: Path, file: RunFile) -> Corpus | None:
 
 
 def metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Whole records of a metrics.jsonl; a line that was cut short is passed over."""
+    """Whole records of a metrics.jsonl; a line that no run writes is passed over."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
     for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+        if (record := record_of(line)) is not None:
             yield record
 
 
@@ -131,6 +128,7 @@ def facts(model: Model, file: RunFile, corpus: Corpus | None, records: list[dict
     per_step = train.batch_size * train.accumulate * c.context
     steps = max((r["step"] for r in records), default=0)
     speeds = [r["tokens_per_s"] for r in records if isinstance(r.get("tokens_per_s"), int | float)]
+    speeds = [float(speed) for speed in speeds if 1e-6 < speed < 1e15]
     shown = {
         "Model": f"{c.n_layers} layers, {c.n_heads} heads, width {c.d_model}, context {c.context}",
         "Parameters": f"{model.params.layout.count:,}",

@@ -14,16 +14,19 @@ from typing import Any
 import typer
 
 from handgrad.cli.options import quoted
-from handgrad.cli.output import Output, duration
+from handgrad.cli.output import NoOutput, Output, duration
 from handgrad.cli.progress import Shown, preparing
 from handgrad.cli.reporting import write_run_report
-from handgrad.cli.settings import Settings
-from handgrad.core.errors import ConfigError, HandgradError
+from handgrad.cli.settings import Settings, check_name
+from handgrad.core.errors import ConfigError, FileError, HandgradError
 from handgrad.data.corpus import Corpus
 from handgrad.data.tokens import prepare
 from handgrad.train import loop
+from handgrad.train.config import read_toml
+from handgrad.train.lock import held
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "checkpoints")
+LONGEST_NAME = 255  # bytes
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,33 @@ class Ended:
         return self.result.interrupted or self.result.step < self.steps
 
 
+def run_folder(name: str) -> Path:
+    """The folder that `--out` names. Raises ConfigError for a name that no folder can have.
+
+    >>> run_folder("")
+    Traceback (most recent call last):
+    handgrad.core.errors.ConfigError: --out is empty; name the folder of the run, such as --out runs/first
+    """
+    if not name:
+        raise ConfigError("--out is empty; name the folder of the run, such as --out runs/first")
+    check_name(name, "--out")
+    out = Path(name)
+    for part in out.parts:
+        if len(part.encode()) > LONGEST_NAME:
+            raise ConfigError(
+                f"--out has a name of {len(part.encode())} bytes in it, {part[:20]}..., and most systems take at most "
+                f"{LONGEST_NAME}; choose a shorter one"
+            )
+    try:
+        out.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:
+        shown = name if len(name) <= 60 else name[:57] + "..."
+        raise FileError(f"cannot use {shown!r} as a run folder: {getattr(error, 'strerror', None) or error}") from None
+    return out
+
+
 def refuse_taken(out: Path) -> None:
     """ConfigError where `out` holds a run, before its tokens could be replaced by others."""
     for name in RUN_FILES:
@@ -49,12 +79,19 @@ def refuse_taken(out: Path) -> None:
 
 
 def fresh(out: Path, settings: Settings, output: Output) -> Ended:
-    """Tokens into `out`/data, then a run from its first step."""
-    with preparing(output) as progress:
-        corpus = prepare(
-            settings.sources, settings.tokenizer, out / "data", vocab_size=settings.vocab_size, progress=progress
-        )
-    return trained(out, settings, corpus, output)
+    """Tokens into `out`/data, then a run from its first step; nothing is written for data that cannot be trained on."""
+    with held(out):
+        refuse_taken(out)
+        with preparing(output) as progress:
+            corpus = prepare(
+                settings.sources,
+                settings.tokenizer,
+                out / "data",
+                vocab_size=settings.vocab_size,
+                progress=progress,
+                accept=settings.check_tokens,
+            )
+        return trained(out, settings, corpus, output)
 
 
 def trained(out: Path, settings: Settings, corpus: Corpus, output: Output) -> Ended:
@@ -106,9 +143,12 @@ def tell_result(ended: Ended, out: Path, report: Path | None, output: Output, re
     """`remark` is a line for people, `more` are further fields for programs."""
     result, commands = ended.result, next_commands(ended, out)
     fields = asdict(result) | {"interrupted": ended.interrupted, "report": report, "next": commands} | more
-    with suppress(BrokenPipeError):  # whoever read the records may have left; people are still told
+    with suppress(BrokenPipeError, NoOutput):  # whoever read the records may have left; people are still told
         output.record({"result": fields})
-    output.text(f"{'saved' if ended.interrupted else 'done:'} step {result.step:,}{summary(ended)}")
+    configured = configured_steps(ended, out)
+    short = not ended.interrupted and result.step < configured
+    head = "saved" if ended.interrupted else "so far:" if short else "done:"
+    output.text(f"{head} step {result.step:,}{f' of {configured:,}' if short else ''}{summary(ended)}")
     if remark:
         output.text(remark)
     output.text(f"checkpoint  {result.checkpoint}")
@@ -121,25 +161,58 @@ def summary(ended: Ended) -> str:
     result, parts = ended.result, []
     # A run that was interrupted has not been validated at its last step.
     if result.val_loss_nats is not None and not ended.interrupted:
-        parts.append(
-            f"validation loss {result.val_loss_nats:.3f} nats a token "
-            f"(as unsure as among {math.exp(result.val_loss_nats):.3g} equally likely tokens)"
-        )
+        choices = equally_likely(result.val_loss_nats)
+        parts.append(f"validation loss {figure(result.val_loss_nats)} nats a token (as unsure as among {choices})")
+        if result.val_step is not None and result.val_step != result.step:
+            parts[-1] += f", measured at step {result.val_step:,}"
     elif result.loss_nats is not None:
-        parts.append(f"loss {result.loss_nats:.3f} nats a token")
+        parts.append(f"loss {figure(result.loss_nats)} nats a token")
     parts.append(duration(result.elapsed_s))
     if result.tokens_per_s:
         parts.append(f"{result.tokens_per_s:,.0f} tokens/s")
     return "".join(f", {part}" for part in parts)
 
 
+def equally_likely(loss_nats: float) -> str:
+    """How many equally likely tokens have this loss.
+
+    >>> equally_likely(2.0), equally_likely(1000.0)
+    ('7.39 equally likely tokens', 'more than 1e300 equally likely tokens')
+    """
+    return (
+        f"{math.exp(loss_nats):.3g} equally likely tokens"
+        if loss_nats < 690
+        else ("more than 1e300 equally likely tokens")
+    )
+
+
+def figure(value: float) -> str:
+    """A loss with three decimals, or with a power of ten where that would be long.
+
+    >>> figure(2.0), figure(1e12)
+    ('2.000', '1e+12')
+    """
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
 def next_commands(ended: Ended, out: Path) -> list[str]:
     if ended.interrupted:
         return [resume_command(out)]
-    return [
-        f"handgrad generate {quoted(out)} --temperature 0.8",
-        f"{resume_command(out)} --steps {2 * max(ended.result.step, 1)}",
-    ]
+    return [f"handgrad generate {quoted(out)} --temperature 0.8", onward(out, ended, configured_steps(ended, out))]
+
+
+def onward(out: Path, ended: Ended, configured: int) -> str:
+    """To the end of the run as configured; from there, to twice its steps."""
+    step = ended.result.step
+    return resume_command(out) if step < configured else f"{resume_command(out)} --steps {2 * max(step, 1)}"
+
+
+def configured_steps(ended: Ended, out: Path) -> int:
+    """The steps in config.toml, which a session with fewer steps left as they were."""
+    try:
+        return read_toml(out / "config.toml").train_config.steps
+    except HandgradError:
+        return ended.steps
 
 
 def resume_command(out: Path) -> str:

@@ -18,9 +18,11 @@ from handgrad.cli.presets import PRESETS, Preset
 from handgrad.core.errors import ConfigError, HandgradError, unknown
 from handgrad.data.ids import holds_ids
 from handgrad.data.tokenizers import load_tokenizer
+from handgrad.data.windows import n_windows
 from handgrad.layers.pointwise import ACTIVATIONS
 from handgrad.models.gpt2 import GPT2Config
 from handgrad.train.config import RunFile, TrainConfig, available_device, read_toml
+from handgrad.train.size import size_problem
 
 # flag without its dashes -> field of the dataclass
 MODEL_FIELDS = {
@@ -61,6 +63,13 @@ class Settings:
             )
         return GPT2Config(**{**self.model, "vocabulary": asked})
 
+    def check_tokens(self, vocab_size: int, n_tokens: int) -> None:
+        """ConfigError or DataError where tokens like these cannot be trained on, before they are written."""
+        model = self.model_config(vocab_size)
+        if problem := size_problem(model, self.train):
+            raise ConfigError(problem)
+        n_windows(n_tokens, model.context)
+
 
 def resolve(flags: Mapping[str, Any], sources: Sequence[str], preset: str | None, config: str | None) -> Settings:
     """`flags` holds what was typed: a flag's name without its dashes -> its value.
@@ -77,14 +86,18 @@ def resolve(flags: Mapping[str, Any], sources: Sequence[str], preset: str | None
     file = attempt(wrong, lambda: read_toml(config), RunFile()) if config else RunFile()
     model = merged(chosen.model, file.model, picked(flags, MODEL_FIELDS))
     train = with_followers(chosen.train, file.train, picked(flags, TRAIN_FIELDS))
-    check_model(model, wrong)
+    shape = check_model(model, wrong)
     train_config = attempt(wrong, lambda: TrainConfig(**train), None)
     if train_config is not None:
         attempt(wrong, lambda: available_device(train_config), None)
-    tokenizer = flags.get("tokenizer") or file.data.get("tokenizer")
+    if shape is not None and train_config is not None and (problem := size_problem(shape, train_config)):
+        wrong.append(problem)
+    tokenizer = flags["tokenizer"] if flags.get("tokenizer") is not None else file.data.get("tokenizer")
     sources = tuple(sources) or tuple(file.data.get("sources", ()))
     if not sources:
         wrong.append("DATA is missing: name text files or token files, or the word embedded")
+    for source in sources:
+        attempt(wrong, lambda: check_name(source, "DATA"), None)  # noqa: B023
     attempt(wrong, lambda: check_tokenizer(tokenizer, flags.get("vocab_size"), sources), None)
     if wrong:
         raise ConfigError(problems(wrong))
@@ -135,14 +148,25 @@ def with_followers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return train
 
 
-def check_model(model: Mapping[str, Any], wrong: list[str]) -> None:
+def check_model(model: Mapping[str, Any], wrong: list[str]) -> GPT2Config | None:
     fields = {"vocabulary": 1, **model}
     if fields.get("activation", GPT2Config.activation) not in ACTIVATIONS:
         wrong.append(f"--activation: {unknown('activation', fields.pop('activation'), ACTIVATIONS)}")
     try:
-        GPT2Config(**fields)
+        return GPT2Config(**fields)
     except ConfigError as error:
         wrong.append(as_flags(str(error)))
+        return None
+
+
+def check_name(name: str, what: str) -> None:
+    """ConfigError for a name whose bytes are not UTF-8: the files of a run could not say it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what} {name!r} is not UTF-8 text, and the files of a run could not name it; rename the file or folder"
+        ) from None
 
 
 def as_flags(text: str) -> str:
@@ -156,6 +180,8 @@ def as_flags(text: str) -> str:
 
 
 def check_tokenizer(tokenizer: str | None, vocab_size: int | None, sources: Sequence[str]) -> None:
+    if tokenizer == "":
+        raise ConfigError("--tokenizer is empty; give bytes, chars, ids or a tokenizer.json, or leave it out")
     word = (tokenizer or "auto").partition(":")[0]
     if word in LATER:
         raise ConfigError(f"--tokenizer {tokenizer} is not there yet; bytes, chars, ids and a tokenizer.json are")

@@ -18,24 +18,26 @@ from handgrad.cli.presets import PRESETS
 from handgrad.cli.progress import preparing
 from handgrad.cli.reference import unigram_nats
 from handgrad.cli.reporting import sample_of
-from handgrad.cli.running import refuse_taken, reported, tell_result, trained
+from handgrad.cli.running import refuse_taken, reported, run_folder, tell_result, trained
 from handgrad.cli.settings import Settings, resolve
 from handgrad.core.errors import ConfigError
 from handgrad.data.corpus import Corpus
 from handgrad.data.tokens import prepare
 from handgrad.train import loop
 from handgrad.train.config import TrainConfig
+from handgrad.train.lock import held
 
 STATED_LOSS_NATS = 2.0
 STATED_STEPS = 1000  # a run of fewer steps is held to the frequencies alone
 MOST_MINUTES = 24 * 60
 LEAST_STEPS, MOST_STEPS = 100, 3000
+SLOW_STEPS_PER_S = 2.0
 SHARE = 0.8  # of the time asked for; the rest is for validation, the report, and a machine that slows down
 N_VALIDATIONS = 10
 TRIAL_STEPS, TRIAL_SKIPPED, TRIAL_TOKENS = 25, 5, 20_000
 
 
-def show(out: Path | None, minutes: float, seed: int, output: Output) -> None:
+def show(name: str | None, minutes: float, seed: int, output: Output) -> None:
     """The demo. Raises ConfigError for numbers that cannot be and for a folder that is taken."""
     wrong = []
     if not (isfinite(minutes) and 0 < minutes <= MOST_MINUTES):
@@ -44,17 +46,18 @@ def show(out: Path | None, minutes: float, seed: int, output: Output) -> None:
         wrong.append(f"--seed is {seed}, and must be a whole number of at least 0")
     if wrong:
         raise ConfigError(problems(wrong))
-    if out is None:
-        out = free_folder(Path("runs") / "demo")
+    out = free_folder(Path("runs") / "demo") if name is None else run_folder(name)
     refuse_taken(out)
-    output.note("text: the documentation that comes with Python; tokens: its characters")
-    with preparing(output) as progress:
-        corpus = prepare(["embedded"], "chars", out / "data", progress=progress)
-    output.note(f"measuring this machine: {TRIAL_STEPS} steps of a model that is thrown away")
-    settings = fitted(corpus, minutes * 60, seed, output)
-    expected = expectation(corpus, settings.train.steps)
-    output.note(expected.before)
-    ended = trained(out, settings, corpus, output)
+    with held(out):
+        refuse_taken(out)
+        output.note("text: the documentation that comes with Python; tokens: its characters")
+        with preparing(output) as progress:
+            corpus = prepare(["embedded"], "chars", out / "data", progress=progress)
+        output.note(f"measuring this machine: {TRIAL_STEPS} steps of a model that is thrown away")
+        settings = fitted(corpus, minutes * 60, seed, output)
+        expected = expectation(corpus, settings.train.steps)
+        output.note(expected.before)
+        ended = trained(out, settings, corpus, output)
     if ended.interrupted:
         tell_result(ended, out, None, output)
         raise typer.Exit(130)
@@ -112,7 +115,24 @@ def fitted(corpus: Corpus, budget_s: float, seed: int, output: Output) -> Settin
     steps = steps_for(budget_s, steps_per_s, validation_s)
     took_s = steps / steps_per_s + N_VALIDATIONS * validation_s
     output.note(f"{steps_per_s:.1f} steps a second: {steps:,} steps, about {duration(took_s)}")
+    for line in remarks(budget_s, steps_per_s, steps, took_s):
+        output.note(line)
     return demo_settings(steps, seed)
+
+
+def remarks(budget_s: float, steps_per_s: float, steps: int, took_s: float) -> list[str]:
+    """What to say where the least number of steps takes longer than was asked for, and where all is very slow.
+
+    >>> remarks(budget_s=30, steps_per_s=0.7, steps=LEAST_STEPS, took_s=175)[0]
+    '0.5 minutes were asked; the demo needs at least 100 steps, here about 2 min 55 s'
+    """
+    said = []
+    if steps == LEAST_STEPS and took_s > budget_s:
+        minutes = f"{budget_s / 60:g} minute{'' if budget_s == 60 else 's'} {'was' if budget_s == 60 else 'were'} asked"
+        said.append(f"{minutes}; the demo needs at least {LEAST_STEPS} steps, here about {duration(took_s)}")
+    if steps_per_s < SLOW_STEPS_PER_S:
+        said.append("on a busy machine OMP_NUM_THREADS=1 is often faster")
+    return said
 
 
 def steps_for(budget_s: float, steps_per_s: float, validation_s: float) -> int:
@@ -149,14 +169,25 @@ class Rates:
 def speed(corpus: Corpus, seed: int) -> tuple[float, float]:
     """Steps a second of the demo's model on this machine, and the seconds of one validation.
 
-    A validation is forward only, a third of the work of a step on as many tokens.
+    A validation is forward only, a third of the work of a step on as many tokens. Raises KeyboardInterrupt after
+    Ctrl-C: there is nothing here worth keeping.
     """
     settings, rates = demo_settings(LEAST_STEPS, seed), Rates()
-    config = TrainConfig(**{**PRESETS["demo"].train, "steps": TRIAL_STEPS, "seed": seed})
+    config = TrainConfig(**{**PRESETS["demo"].train, "steps": 2 * TRIAL_STEPS, "seed": seed})
     tokens: Any = corpus.tokens[:TRIAL_TOKENS]
     some = Corpus(tokens, corpus.tokenizer, corpus.folder, len(tokens))
     with tempfile.TemporaryDirectory() as folder:
-        loop.train(folder, settings.model_config(corpus.tokenizer.vocab_size), config, some, observer=rates)
+        # Ended from outside, well before its own end: a run that is in its last step does not tell of Ctrl-C.
+        result = loop.train(
+            folder,
+            settings.model_config(corpus.tokenizer.vocab_size),
+            config,
+            some,
+            observer=rates,
+            keep_going=lambda: len(rates.tokens_per_s) < TRIAL_STEPS - 1,
+        )
+    if result.interrupted:
+        raise KeyboardInterrupt
     tokens_per_s = median(rates.tokens_per_s[TRIAL_SKIPPED:])
     per_step = config.batch_size * config.accumulate * PRESETS["demo"].model["context"]
     return tokens_per_s / per_step, len(corpus.split()[1]) / (3 * tokens_per_s)

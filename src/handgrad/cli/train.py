@@ -18,7 +18,7 @@ def train(
         list[str] | None,
         typer.Argument(metavar="DATA", help="Text files, .npy or .bin of ids; `embedded` is Python's documentation."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.", metavar="DIR")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder of the run.", metavar="DIR")] = None,
     preset: Annotated[str | None, typer.Option(help="Settings under one name, see below.", metavar="NAME")] = None,
     config: Annotated[Path | None, typer.Option(help="Settings as in a run's config.toml.", metavar="FILE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR; of the rest, --steps.")] = False,
@@ -54,7 +54,13 @@ def train(
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations [250]", metavar="N")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints [500]", metavar="N")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64 [float32]", metavar="NAME")] = None,
-    impl: Annotated[str | None, typer.Option(help="auto, explicit or fused formulas [auto]", metavar="NAME")] = None,
+    impl: Annotated[
+        str | None,
+        typer.Option(
+            help="auto; explicit or fused formulas, where a rule has both, and of the optimiser's update [auto]",
+            metavar="NAME",
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N [cpu]", metavar="NAME")] = None,
     compile: Annotated[bool, typer.Option("--compile", hidden=True)] = False,
     json: Json = False,
@@ -62,15 +68,16 @@ def train(
     """Train a GPT by hand-written backpropagation.
 
     DIR gets config.toml, metrics.jsonl, checkpoints/, the tokens (data/) and report.html. Ctrl-C saves and stops;
-    --resume goes on as if it had never stopped. Flags win over --config, which wins over --preset. Square brackets
-    give what holds otherwise.
+    --resume goes on as if it had never stopped, as long as --steps stays the same; with a larger --steps, the
+    learning rate follows the longer schedule from there on. Flags win over --config, which wins over --preset.
+    Square brackets give what holds otherwise.
 
     Try: handgrad train embedded --out runs/first --tokenizer chars --steps 500
     """
     output = output_of(context, json)
     typed = {name: value for name, value in context.params.items() if name not in NOT_FLAGS and value is not None}
     flags = {("context" if name == "context_length" else name): value for name, value in typed.items()}
-    from handgrad.cli.running import conclude, fresh, refuse_taken, resumed
+    from handgrad.cli.running import conclude, fresh, refuse_taken, resumed, run_folder
     from handgrad.cli.settings import resolve
     from handgrad.core.errors import ConfigError
 
@@ -78,14 +85,15 @@ def train(
         raise ConfigError("--compile is not there yet; leave it out")
     if out is None:
         raise ConfigError("--out is missing: the folder that the run is written to, such as --out runs/first")
+    folder = run_folder(out)
     if resume:
         named = [name for name in ("data", "preset", "config") if context.params[name]]
-        refuse_beside_resume(out, named + [name for name in flags if name != "steps"])
-        conclude(resumed(out, steps, output), out, output)
+        refuse_beside_resume(folder, named + [name for name in flags if name != "steps"])
+        conclude(resumed(folder, steps, output), folder, output)
     else:
         settings = resolve(flags, data or [], preset, None if config is None else str(config))
-        refuse_taken(out)
-        conclude(fresh(out, settings, output), out, output)
+        refuse_taken(folder)
+        conclude(fresh(folder, settings, output), folder, output)
 
 
 def refuse_beside_resume(out: Path, others: list[str]) -> None:

@@ -15,7 +15,7 @@ from handgrad.cli.options import problems
 from handgrad.cli.output import Output
 from handgrad.cli.stops import UntilStop
 from handgrad.core.errors import ConfigError, HandgradError
-from handgrad.data.checks import check_choice
+from handgrad.data.checks import CHOICES, check_choice
 from handgrad.data.sources import read_text
 from handgrad.data.tokenizers import StreamDecoder
 from handgrad.generate.compare import check_cache
@@ -74,17 +74,18 @@ class Request:
 
 @dataclass
 class Written:
-    """One text so far."""
+    """One text so far: `ids` are those of `text`; `n_drawn` counts the tokens of a stop, too."""
 
     prompt_ids: list[int]
     ids: list[int]
+    n_drawn: int = 0
     text: str = ""
     seconds: float = 0.0
     stopped: bool = False
 
     @property
     def tokens_per_s(self) -> float:
-        return len(self.ids) / self.seconds if self.seconds else 0.0
+        return self.n_drawn / self.seconds if self.seconds else 0.0
 
 
 def as_flags(text: str) -> str:
@@ -125,7 +126,7 @@ def write(request: Request, path: str, output: Output) -> int:
             right = right and verdict["verdict"] != "bug"
         output.record(record)
         if output.live:
-            output.note(f"({len(written.ids):,} tokens, {written.tokens_per_s:,.0f} tokens/s)")
+            output.note(f"({written.n_drawn:,} tokens, {written.tokens_per_s:,.0f} tokens/s)")
     return 0 if right else 1
 
 
@@ -136,7 +137,19 @@ def encode(model: Model, text: str, request: Request, line: int | None) -> list[
         return [int(i) for i in model.tokenizer.encode(text, unknown=request.unknown)]
     except HandgradError as error:
         where = "" if line is None else f"line {line} of {request.prompts}: "
-        raise type(error)(f"{where}{error} (--unknown skip, --unknown replace)") from None
+        raise type(error)(f"{where}{with_flags(str(error))}") from None
+
+
+def with_flags(text: str) -> str:
+    """The choices for unknown characters as they are typed.
+
+    >>> with_flags("token ids have no stand-in. Choose skip or abort.")
+    'token ids have no stand-in. Choose --unknown skip or --unknown abort.'
+    """
+    if "outside the vocabulary" in text:
+        return f"{text.removesuffix('.')}; --unknown skip leaves such ids out"
+    choices = "Choose what happens: --unknown skip leaves them out, --unknown replace puts a stand-in for them."
+    return text.replace(CHOICES, choices).replace("Choose skip or abort", "Choose --unknown skip or --unknown abort")
 
 
 def stream(model: Model, written: Written, request: Request) -> Iterator[str]:
@@ -145,23 +158,44 @@ def stream(model: Model, written: Written, request: Request) -> Iterator[str]:
     # The prompt's last bytes may be the first half of a character, and ids are told apart by what is before them.
     for i in written.prompt_ids:
         decoder.push(i)
-    began = perf_counter()
+    began, ends, n = perf_counter(), [], 0
     prompt = torch.tensor(written.prompt_ids, dtype=torch.int64)
     for ids in generate(model, prompt, request.max_new_tokens, request.sampling, request.seed, request.use_cache):
         written.ids.append(int(ids))
-        piece = until.push(decoder.push(written.ids[-1]))
+        new = decoder.push(written.ids[-1])
+        n += len(new)
+        ends.append(n)
+        written.n_drawn = len(ends)
+        piece = until.push(new)
         written.seconds = perf_counter() - began
         written.text += piece
         written.stopped = until.found
         if piece:
             yield piece
         if until.found:
+            written.ids = written.ids[: n_before(ends, len(written.text))]
             return
     rest = until.push(decoder.flush())
     rest += until.flush()
     written.text += rest
     written.stopped = until.found
+    if until.found:
+        written.ids = written.ids[: n_before(ends, len(written.text))]
     yield rest
+
+
+def n_before(ends: list[int], length: int) -> int:
+    """How many tokens lie whole within the first `length` characters, where token i ends at character `ends[i]`.
+
+    A last token that has shown nothing yet, such as half a character, belongs to what comes after.
+
+    >>> n_before([1, 2, 2, 3], 2), n_before([1, 1, 2], 0), n_before([3, 6], 5)
+    (2, 0, 1)
+    """
+    n = sum(end <= length for end in ends)
+    while n and ends[n - 1] == (ends[n - 2] if n > 1 else 0):
+        n -= 1
+    return n
 
 
 def compared(model: Model, ids: list[int], output: Output) -> dict[str, Any]:

@@ -16,6 +16,7 @@ OnUnknown: TypeAlias = Literal["abort", "skip", "replace"]
 
 MAX_VOCAB_SIZE = 2**32  # the widest token file holds uint32
 _LISTED = 8
+CHOICES = "Choose what happens to unknown ones: skip (leave them out), replace (put a stand-in) or abort (stop here)."
 
 
 def parse_ids(words: list[str], where: str = "", first: int = 0) -> IdArray:
@@ -60,11 +61,8 @@ def in_range(ids: Iterable[int] | npt.NDArray[Any], vocab_size: int, first: int 
 def unknown_characters(found: dict[str, int], why: str, where: str = "the text") -> DataError:
     """The DataError that lists unknown characters with their first positions, and the three choices."""
     listed = ", ".join(f"{character!r} at position {at}" for character, at in list(found.items())[:_LISTED])
-    more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    return DataError(
-        f"{where} has characters that are {why}: {listed}{more}. "
-        "Choose what happens to unknown ones: skip (leave them out), replace (put a stand-in) or abort (stop here)."
-    )
+    more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    return DataError(f"{where} has characters that are {why}: {listed}, counted from 0{more}. {CHOICES}")
 
 
 def check_choice(unknown: str) -> None:

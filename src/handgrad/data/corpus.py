@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -50,7 +51,7 @@ def open_corpus(folder: str | Path) -> Corpus:
     Raises FileError for a folder without a corpus, and for files that are damaged or do not belong together.
     """
     target = Path(folder)
-    if not (target / CORPUS).is_file():
+    if not os.path.isfile(target / CORPUS):
         raise FileError(f"{target} has no prepared data: {CORPUS} is missing. Prepare the data again.")
     description = read_json(target / CORPUS, _MAX_CORPUS_BYTES)
     if not isinstance(description, dict) or description.get(FORMAT_KEY) != FORMAT_VERSION:

@@ -47,6 +47,7 @@ def prepare(
     vocab_size: int | None = None,
     unknown: OnUnknown = "abort",
     progress: Progress | None = None,
+    accept: Callable[[int, int], None] | None = None,
 ) -> Corpus:
     """Turn sources into tokens under `folder` and open them.
 
@@ -54,7 +55,8 @@ def prepare(
     files of ids. `tokenizer`: "bytes", "chars" (the alphabet of these sources), "ids", the path of a `tokenizer.json`,
     or None or "auto" (ids for `.npy` and `.bin`, bytes for text). `vocab_size` is for ids; None takes the largest
     id + 1. `unknown` says what a given character tokenizer does with a character it lacks. `progress(done, total)`
-    is called with tokens written and tokens in all.
+    is called with tokens written and tokens in all. `accept(vocab_size, n_tokens)` may refuse before anything is
+    written, by raising.
 
     Everything is checked before anything is written, and the old files of `folder` stay whole until the new ones are
     complete. Raises DataError, FileError, UnknownName, ConfigError.
@@ -69,6 +71,8 @@ def prepare(
         raise DataError("no data were named; give text files, or 'embedded'.")
     before = [_stamp(name) for name in names]
     chosen, n_tokens = _first_pass(names, tokenizer, vocab_size, unknown)
+    if accept is not None:
+        accept(chosen.vocab_size, n_tokens)
     described = [_describe(name) for name in names]
 
     target = Path(folder)

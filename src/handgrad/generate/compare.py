@@ -36,7 +36,7 @@ class Row:
 class Comparison:
     """All tokens; `verdict` is the worst of theirs.
 
-    `print` gives the table.
+    `print` gives the verdict, then a table of the tokens whose logits are wrong.
     """
 
     rows: tuple[Row, ...]
@@ -52,13 +52,17 @@ class Comparison:
         return next((row.position for row in self.rows if row.verdict == "bug"), None)
 
     def __str__(self) -> str:
-        head = f"{'position':>8}  {'token':>6}  {'in ' + self.dtype:>12}  {'in float64':>12}  {'bound':>9}  verdict"
-        lines = [
-            f"{r.position:>8}  {r.token:>6}  {r.difference:>12.2e}  {r.difference_float64:>12.2e}  {r.bound:>9.1e}  "
-            f"{r.verdict}"
-            for r in self.rows
-        ]
-        return "\n".join([head, *lines, self.sentence])
+        wrong = [row for row in self.rows if row.verdict == "bug"]
+        if not wrong:
+            return self.sentence
+        double = self.dtype == "float64"
+        own = "" if double else f"  {self.dtype + ' (not judged)':>20}"
+        lines = [f"{'position':>8}  {'token':>6}{own}  {'float64 (bound)':>20}"]
+        for row in wrong:
+            own = "" if double else f"  {row.difference:>20.2e}"
+            judged = f"{row.difference_float64:.2e} ({row.bound:.1e})"
+            lines.append(f"{row.position:>8}  {row.token:>6}{own}  {judged:>20}")
+        return "\n".join([self.sentence, *lines])
 
     @property
     def sentence(self) -> str:

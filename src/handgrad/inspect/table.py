@@ -14,18 +14,21 @@ ROW_LIMIT = 2_000
 
 @dataclass(frozen=True)
 class Line:
-    """One row as shown; `*_value` is what a sort compares, empty where there is no number."""
+    """One row as shown; `*_value` is what a sort compares, empty where there is no number.
+
+    `only_rounding` marks a gradient that is 0 in exact arithmetic.
+    """
 
     name: str
     shape: str
     formula: str
-    count: str
     count_value: str
     norm: str
     norm_value: str
     gradient_norm: str
     gradient_norm_value: str
     tied_to: str | None
+    only_rounding: bool
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Table:
     total_gradient_norm: str
     tied: int
     left_out: int
+
+    @property
+    def only_rounding(self) -> bool:
+        return any(line.only_rounding for line in self.lines)
 
 
 def table(rows: Sequence[ParameterRow]) -> Table:
@@ -83,13 +90,14 @@ def _line(row: ParameterRow) -> Line:
         name=row.name,
         shape=" × ".join(f"{size:,}" for size in row.shape) or "one number",
         formula=row.formula,
-        count=f"{row.count:,}",
         count_value=str(row.count),
         norm=number(row.norm),
         norm_value=_value(row.norm),
         gradient_norm=number(row.gradient_norm),
         gradient_norm_value=_value(row.gradient_norm),
         tied_to=row.tied_to,
+        # an offset of all keys shifts a query's scores alike, and softmax does not see a shift
+        only_rounding=f".{row.name}".endswith(".key.b"),
     )
 
 

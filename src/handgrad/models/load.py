@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def load(path: str | Path) -> Model:
 def checkpoint_folder(path: str | Path) -> Path:
     """The checkpoint folder that a path means. Raises FileError."""
     folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise FileError(f"there is no model {str(path)!r}; expected a run folder or a checkpoint folder")
     if not folder.is_dir():
         raise FileError(f"{str(path)!r} is a file; expected a run folder or a checkpoint folder")

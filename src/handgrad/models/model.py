@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -21,11 +22,12 @@ from handgrad.rules.crossentropy import CROSS_ENTROPY
 class Config(Protocol):
     """What a model is built from: sizes, and how they become layers."""
 
-    vocabulary: int
-    context: int
-
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def context(self) -> int: ...
     def layers(self) -> Layer: ...
-    def ties(self) -> dict[str, str]: ...
+    def ties(self) -> Mapping[str, str]: ...
 
 
 class Pending(NamedTuple):

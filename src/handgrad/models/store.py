@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -34,11 +35,16 @@ KINDS = {"gpt2": GPT2Config}
 _MAX_STATE_BYTES = 4 << 20
 _STEP_FOLDER = re.compile(r"step_(\d{6,18})")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_MOST = {
+    **dict.fromkeys(("step", "optimiser_step", "val_step", "best_step", "tokens_seen", "seed"), 2**63 - 1),
+    "elapsed_s": 10**12,
+}
 _STATE_TYPES: dict[str, tuple[type, ...]] = {
     "step": (int,),
     "optimiser_step": (int,),
     "loss_nats": (float, int, type(None)),
     "val_loss_nats": (float, int, type(None)),
+    "val_step": (int, type(None)),
     "best_val_loss_nats": (float, int, type(None)),
     "best_step": (int, type(None)),
     "elapsed_s": (float, int),
@@ -46,6 +52,7 @@ _STATE_TYPES: dict[str, tuple[type, ...]] = {
     "seed": (int,),
     "dtype": (str,),
     "tokenizer_fingerprint": (str,),
+    "tokens_sha256": (str,),
     "model": (dict,),
     "train": (dict,),
     "versions": (dict,),
@@ -144,9 +151,14 @@ def read_state(folder: Path) -> dict[str, Any]:
             raise FileError(f"{path} is damaged: the field '{name}' is missing")
         if type(state[name]) not in types:
             raise FileError(f"{path} is damaged: {name} is {_shown(state[name])}, which has the wrong type")
-    for name in ("step", "optimiser_step", "tokens_seen", "elapsed_s"):
-        if state[name] < 0:
-            raise FileError(f"{path} is damaged: {name} is {state[name]}, and cannot be below 0")
+    for name, most in _MOST.items():
+        if state[name] is not None and state[name] < 0:
+            raise FileError(f"{path} is damaged: {name} is {_shown(state[name])}, and cannot be below 0")
+        if state[name] is not None and not state[name] <= most:
+            raise FileError(f"{path} is damaged: {name} is {_shown(state[name])}, and cannot be above {most}")
+    for name in ("loss_nats", "val_loss_nats", "best_val_loss_nats"):
+        if state[name] is not None and not abs(state[name]) <= sys.float_info.max:
+            raise FileError(f"{path} is damaged: {name} is {_shown(state[name])}, and no loss is that large")
     if state["dtype"] not in DTYPES:
         raise FileError(f"{path} is damaged: dtype is {_shown(state['dtype'])}; known: {', '.join(DTYPES)}")
     return state

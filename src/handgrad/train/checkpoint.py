@@ -53,7 +53,10 @@ DTYPE_NAMES = {dtype: name for name, (dtype, _) in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: optimiser steps done, targets learned from, seconds spent over all its sessions."""
+    """How far a run has come: optimiser steps done, targets learned from, seconds spent over all its sessions.
+
+    `val_step` is the step after which `val_loss_nats` was measured.
+    """
 
     step: int = 0
     loss_nats: float | None = None
@@ -62,6 +65,7 @@ class Progress:
     best_step: int | None = None
     elapsed_s: float = 0.0
     tokens_seen: int = 0
+    val_step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Checkpoint:
     progress: Progress
     config: TrainConfig
     tokenizer_fingerprint: str
+    tokens_sha256: str
     written_with: Mapping[str, str]
 
 
@@ -85,8 +90,11 @@ def save(
     config: TrainConfig,
     tokenizer: Tokenizer,
     keep: int = 2,
+    tokens_sha256: str = "",
 ) -> Path:
     """Write `checkpoints/step_<step>`, then remove all but the newest `keep`. The new folder is returned.
+
+    `tokens_sha256` is of the tokens that the run is trained on: it goes on with no others.
 
     Raises FileError where the disk refuses, NumericError where a parameter is not finite; both leave every checkpoint
     from before as it was.
@@ -101,6 +109,7 @@ def save(
         "seed": config.seed,
         "dtype": DTYPE_NAMES[model.params.flat.dtype],
         "tokenizer_fingerprint": fingerprint(tokenizer),
+        "tokens_sha256": tokens_sha256,
         "model": described(model.config),
         "train": asdict(config),
         "versions": versions(),
@@ -143,10 +152,17 @@ def load(folder: str | Path) -> Checkpoint:
     state = State.zeros(model.params.flat)
     state.step = content["optimiser_step"]
     for name, moment in _moments(model.params, state).items():
-        moment.copy_(tensors[name])
+        moment.copy_(_sound(folder / OPTIMISER, name, tensors[name]))
     progress = Progress(**{name: content[name] for name in Progress.__dataclass_fields__})
     return Checkpoint(
-        folder, model, state, progress, config, content["tokenizer_fingerprint"], dict(content["versions"])
+        folder,
+        model,
+        state,
+        progress,
+        config,
+        content["tokenizer_fingerprint"],
+        content["tokens_sha256"],
+        dict(content["versions"]),
     )
 
 
@@ -182,6 +198,17 @@ def sync(path: Path) -> None:
 def _moments(params: Buffer, state: State) -> dict[str, torch.Tensor]:
     m, v = params.like(state.m), params.like(state.v)
     return {f"m.{name}": m[name] for name in m} | {f"v.{name}": v[name] for name in v}
+
+
+def _sound(path: Path, name: str, moment: torch.Tensor) -> torch.Tensor:
+    if not bool(moment.isfinite().all()):
+        raise FileError(f"{path} is damaged: {name} has a number that is not finite; resume from another checkpoint")
+    if name.startswith("v.") and bool((moment < 0).any()):
+        raise FileError(
+            f"{path} is damaged: {name} has {float(moment.min()):g} in it, and a mean of squares is never below 0; "
+            "resume from another checkpoint"
+        )
+    return moment
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
@@ -223,8 +250,11 @@ def _explained(target: Path, before: Path | None) -> Iterator[None]:
         raise
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        kept = f"{before} is complete and unchanged" if before else "no earlier checkpoint was there to lose"
+        kept = (
+            f"The checkpoint {before} is complete and unchanged"
+            if before
+            else "No earlier checkpoint was there to lose"
+        )
         raise FileError(
-            f"cannot write the checkpoint {target}: {reason}. {kept[0].upper() + kept[1:]}; "
-            "free some space or check permissions, then resume"
+            f"cannot write the checkpoint {target}: {reason}. {kept}; free some space or check permissions, then resume"
         ) from None

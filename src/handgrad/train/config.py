@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -25,10 +26,11 @@ from handgrad.models.store import checked_fields, config_from, described
 MAX_FILE_BYTES = 1 << 20
 IMPLEMENTATIONS = ("auto", "explicit", "fused")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_CUDA = re.compile("cuda:(0|[1-9][0-9]?)")
 _FLAGS = {"implementation": "--impl"}
 _LARGEST = 2**63 - 1  # what TOML can write
 
-_DATA_KEYS = {"sources": list, "tokenizer": str, "tokens": str}
+_DATA_KEYS = {"sources": list, "tokenizer": str, "tokens": str, "tokens_sha256": str}
 _VERSION_KEYS = {"handgrad": str, "torch": str, "numpy": str, "python": str}
 
 
@@ -111,9 +113,9 @@ class TrainConfig:
         if name == "dtype" and value == "bfloat16":
             return "--dtype bfloat16 is not there yet; float32 and float64 are"
         if name == "device":
-            kind, colon, number = str(value).partition(":")
-            known = value == "cpu" or (kind == "cuda" and (not colon or (number.isascii() and number.isdigit())))
-            return None if known else f"--device is {value!r}, and must be cpu, cuda or cuda:N"
+            known = isinstance(value, str) and (value in ("cpu", "cuda") or _CUDA.fullmatch(value))
+            shown = value if len(str(value)) <= 60 else str(value)[:57] + "..."
+            return None if known else f"--device is {shown!r}, and must be cpu, cuda or cuda:N, N at most 99"
         choices = tuple(DTYPES) if name == "dtype" else IMPLEMENTATIONS
         return None if value in choices else f"{flag(name)} is {value!r}, and must be one of {', '.join(choices)}"
 

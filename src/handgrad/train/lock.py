@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from handgrad.core.errors import FileError
+from handgrad.core.errors import ConfigError, FileError, HandgradError
 
 try:
     import fcntl
@@ -34,15 +34,18 @@ def held(folder: Path) -> Iterator[None]:
     """
     made = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = folder.resolve()
-        me = threading.get_ident()
-        if place in _held:
-            if _held[place] != me:
-                raise _taken(folder, os.getpid())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            place, me = folder.resolve(), threading.get_ident()
+            again = _held.get(place) == me
+            handle = None if again else _locked(folder, place)
+        except OSError as error:
+            if isinstance(error, HandgradError):
+                raise
+            raise FileError(f"cannot use {str(folder)!r} as a run folder: {error.strerror or error}") from None
+        if handle is None:
             yield
             return
-        handle = _locked(folder)
         _held[place] = me
         try:
             yield
@@ -51,32 +54,44 @@ def held(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 (folder / LOCK).unlink()
             os.close(handle)
-    except BaseException as error:
+    except BaseException:
         for path in made:
             with suppress(OSError):
                 path.rmdir()
-        if type(error) in (OSError, *OSError.__subclasses__()) and getattr(error, "filename", None) in _names(folder):
-            raise FileError(f"cannot use {str(folder)!r} as a run folder: {error.strerror or error}") from None
         raise
 
 
-def _locked(folder: Path) -> int:
+def _locked(folder: Path, place: Path) -> int:
+    """The open lock file, locked."""
     path = folder / LOCK
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
+            if place in _held:
+                raise BlockingIOError
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+            pid = os.read(handle, 20).decode("ascii", "replace").strip()
             os.close(handle)
-            raise _taken(folder, pid or "unknown") from None
-        except OSError:  # a file system without locks
-            pass
+            raise ConfigError(
+                f"process {pid or 'unknown'} is training in {folder}, and two would spoil each other's files; "
+                "wait until it ends, stop it, or choose another folder"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
         # Whoever held it may have removed the file in between: then this lock guards a file that is gone.
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(handle), os.stat(path)):
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
-                return handle
-        os.close(handle)
+        if not _same(handle, path):
+            os.close(handle)
+            continue
+        with suppress(OSError):  # the number is for people; a full disk does not weaken the lock
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        return handle
+
+
+def _same(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False

@@ -7,7 +7,7 @@ The run folder:
     checkpoints/     the newest two, each a complete set
 
 Everything random is drawn from (seed, step, micro-batch) alone, so a run that was stopped and resumed is, bit for bit,
-the run that was not (on the same machine, versions and number of threads).
+the run that was not (with the same `steps`, on the same machine, versions and number of threads).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from handgrad.core.errors import NumericError
+from handgrad.core.errors import ConfigError, NumericError
 from handgrad.data.corpus import Corpus
 from handgrad.data.windows import training_windows
 from handgrad.models.gpt2 import GPT2Config
@@ -30,11 +30,23 @@ from handgrad.train.config import DTYPES, TrainConfig, available_device, write_t
 from handgrad.train.diagnose import Batch
 from handgrad.train.evaluate import evaluate
 from handgrad.train.interrupt import ctrl_c
+from handgrad.train.lock import held
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.metrics import Metrics, peak_rss_bytes
 from handgrad.train.optimiser import State, uses_fused
 from handgrad.train.schedule import lr_at
-from handgrad.train.start import CONFIG, Parts, data_table, fresh_folder, memory_explained, parts_of, reopened
+from handgrad.train.size import size_problem
+from handgrad.train.start import (
+    CONFIG,
+    Parts,
+    check_run,
+    data_table,
+    fresh_folder,
+    memory_explained,
+    parts_of,
+    reopened,
+    tokens_sha256,
+)
 from handgrad.train.step import step_on
 
 __all__ = ["Observer", "Result", "evaluate", "resume", "step_on", "train"]
@@ -64,10 +76,14 @@ class _Silent:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `elapsed_s` and `tokens_seen` count all sessions of the run, `tokens_per_s` this one's steps."""
+    """How a run ended. `elapsed_s` and `tokens_seen` count all sessions of the run, `tokens_per_s` this one's steps.
+
+    `val_step` is the step after which `val_loss_nats` was measured.
+    """
 
     step: int
     val_loss_nats: float | None
+    val_step: int | None
     loss_nats: float | None
     checkpoint: Path
     interrupted: bool
@@ -83,6 +99,7 @@ class _Session:
     folder: Path
     config: TrainConfig
     corpus: Corpus
+    sha256: str
     parts: Parts
     model: Model
     state: State
@@ -121,13 +138,19 @@ def train(
     """
     folder, observer = Path(folder), observer or _Silent()
     available_device(config)
+    if problem := size_problem(model_config, config):
+        raise ConfigError(problem)
     parts = parts_of(corpus, model_config)
     fresh_folder(folder)
-    with memory_explained():
-        model, state = _built(model_config, config, corpus)
-    write_toml(folder / CONFIG, model_config, config, {"data": data_table(corpus, folder)})
-    start = checkpoint.Progress()
-    return _run(_Session(folder, config, corpus, parts, model, state, start, None, observer), keep_going)
+    with held(folder):
+        fresh_folder(folder)
+        with memory_explained():
+            model, state = _built(model_config, config, corpus)
+        sha256 = tokens_sha256(corpus)
+        write_toml(folder / CONFIG, model_config, config, {"data": data_table(corpus, folder, sha256)})
+        start = checkpoint.Progress()
+        session = _Session(folder, config, corpus, sha256, parts, model, state, start, None, observer)
+        return _run(session, keep_going)
 
 
 def resume(
@@ -139,11 +162,17 @@ def resume(
 ) -> Result:
     """Go on from the newest checkpoint with the settings of config.toml; `steps` is a new total number of steps.
 
-    A run that has its steps already is left as it is, and that is said. A larger `steps` is written to config.toml;
-    the learning rate then follows the schedule of the longer run from here on. Raises as `train` does, and FileError
-    or ConfigError where the files of the run do not belong together.
+    A run that has its steps already is left as it is, and that is said. Other `steps` are written to config.toml; the
+    learning rate then follows the schedule of that many steps from here on. Raises as `train` does, FileError or
+    ConfigError where the files of the run do not belong together, and ConfigError for fewer steps than are done.
     """
     folder, observer = Path(folder), observer or _Silent()
+    check_run(folder)
+    with held(folder):
+        return _resumed(folder, steps, observer, keep_going)
+
+
+def _resumed(folder: Path, steps: int | None, observer: Observer, keep_going: Callable[[], bool] | None) -> Result:
     found = reopened(folder, steps, observer.said)
     if found.corpus is None:
         result = _result(found.start, found.saved, 0, 0.0, 0.0, False)
@@ -156,7 +185,9 @@ def resume(
         model, state = _built(shape, config, corpus)
     if steps is not None:
         write_toml(folder / CONFIG, shape, found.file.train_config, {"data": found.file.data})
-    return _run(_Session(folder, config, corpus, parts, model, state, found.start, found.saved, observer), keep_going)
+    sha256 = tokens_sha256(corpus)
+    session = _Session(folder, config, corpus, sha256, parts, model, state, found.start, found.saved, observer)
+    return _run(session, keep_going)
 
 
 def _built(shape: GPT2Config, config: TrainConfig, corpus: Corpus) -> tuple[Model, State]:
@@ -186,7 +217,7 @@ def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
     def save() -> Path:
         metrics.sync()
         done = replace(now, elapsed_s=elapsed_s())
-        return checkpoint.save(s.folder, s.model, s.state, done, s.config, s.corpus.tokenizer)
+        return checkpoint.save(s.folder, s.model, s.state, done, s.config, s.corpus.tokenizer, tokens_sha256=s.sha256)
 
     with memory_explained(), ctrl_c() as pressed, Metrics(s.folder, after=None if fresh else now.step) as metrics:
         try:
@@ -245,7 +276,7 @@ def _validated(s: _Session, now: checkpoint.Progress) -> checkpoint.Progress:
     loss, _ = evaluate(s.model, s.parts.validation, s.model.config.context, c.batch_size, c.implementation)
     if now.best_val_loss_nats is None or loss < now.best_val_loss_nats:
         now = replace(now, best_val_loss_nats=loss, best_step=now.step)
-    return replace(now, val_loss_nats=loss)
+    return replace(now, val_loss_nats=loss, val_step=now.step)
 
 
 def _info(s: _Session) -> dict[str, object]:
@@ -260,6 +291,7 @@ def _info(s: _Session) -> dict[str, object]:
         "context": s.model.config.context,
         "n_training_tokens": len(s.parts.training),
         "n_validation_tokens": 0 if s.parts.validation is None else len(s.parts.validation),
+        "validate_every": s.config.validate_every,
         "tokens_per_step": s.config.batch_size * s.config.accumulate * s.model.config.context,
         "dtype": s.config.dtype,
         "device": str(flat.device),
@@ -275,5 +307,14 @@ def _result(
 ) -> Result:
     assert saved is not None, "a run ends with a checkpoint"
     rate = n_tokens / trained_s if trained_s else 0.0
-    elapsed_s = max(elapsed_s, now.elapsed_s)
-    return Result(now.step, now.val_loss_nats, now.loss_nats, saved, interrupted, elapsed_s, now.tokens_seen, rate)
+    return Result(
+        step=now.step,
+        val_loss_nats=now.val_loss_nats,
+        val_step=now.val_step,
+        loss_nats=now.loss_nats,
+        checkpoint=saved,
+        interrupted=interrupted,
+        elapsed_s=max(elapsed_s, now.elapsed_s),
+        tokens_seen=now.tokens_seen,
+        tokens_per_s=rate,
+    )

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,24 @@ def belongs(line: bytes, step: int | None) -> bool:
     """
     if step is None or not line.endswith(b"\n"):
         return False
+    record = record_of(line)
+    return record is not None and record["step"] <= step
+
+
+def record_of(line: bytes | str) -> dict[str, Any] | None:
+    """The record of one line, or None for a line that no run writes: cut short, nested, or with numbers out of range.
+
+    >>> record_of('{"step": 3, "lr": 0.1}'), record_of('{"step": 3, "lr": 1e999}'), record_of("[3]")
+    ({'step': 3, 'lr': 0.1}, None, None)
+    """
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and type(record.get("step")) is int and record["step"] <= step
+        if not isinstance(record, dict) or type(record.get("step")) is not int or not 0 <= record["step"] < 1 << 63:
+            return None
+        numbers = [value for value in record.values() if isinstance(value, int | float)]
+        return record if all(isfinite(value) for value in numbers) else None
+    except (ValueError, RecursionError, OverflowError):
+        return None
 
 
 def peak_rss_bytes() -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from handgrad.train import checkpoint
 from handgrad.train.config import RunFile, TrainConfig, available_device, flag, read_toml, versions
 from handgrad.train.metrics import METRICS
 from handgrad.train.optimiser import State
+from handgrad.train.schedule import lr_at
 
 CONFIG = "config.toml"
 _CHUNK = 1 << 22
@@ -73,20 +76,24 @@ def check_ids(tokens: npt.NDArray[Any], vocabulary: int) -> None:
 
 
 def fresh_folder(folder: Path) -> None:
-    """Make the folder of a new run. Raises ConfigError where one is already there, FileError where it cannot be."""
+    """ConfigError where the folder of a new run already holds one."""
     for name in (CONFIG, METRICS, CHECKPOINTS):
         if (folder / name).exists():
             raise ConfigError(
                 f"{folder} already holds a run ({name} is there), and it is left as it is. "
                 "Resume it with --resume, or choose another folder"
             )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot use {str(folder)!r} as a run folder: {error.strerror or error}") from None
 
 
-def data_table(corpus: Corpus, folder: Path) -> dict[str, Any]:
+def tokens_sha256(corpus: Corpus) -> str:
+    """The SHA-256 of the tokens as they lie in memory: what a run is trained on, whatever files it came from."""
+    digest = hashlib.sha256()
+    for first in range(0, len(corpus.tokens), _CHUNK):
+        digest.update(np.ascontiguousarray(corpus.tokens[first : first + _CHUNK]).data)
+    return digest.hexdigest()
+
+
+def data_table(corpus: Corpus, folder: Path, sha256: str) -> dict[str, Any]:
     """The table [data] of config.toml; tokens inside the run folder are named from there, so the folder can move."""
     try:
         description = read_json(corpus.folder / CORPUS, 16 << 20)
@@ -95,7 +102,7 @@ def data_table(corpus: Corpus, folder: Path) -> dict[str, Any]:
         sources = []  # a corpus made by hand; where it came from is not ours to know
     tokens, inside = corpus.folder.resolve(), folder.resolve()
     place = tokens.relative_to(inside) if tokens.is_relative_to(inside) else tokens
-    return {"sources": sources, "tokenizer": corpus.tokenizer.kind, "tokens": place.as_posix()}
+    return {"sources": sources, "tokenizer": corpus.tokenizer.kind, "tokens": place.as_posix(), "tokens_sha256": sha256}
 
 
 @contextmanager
@@ -127,13 +134,18 @@ class Reopened:
     state: State | None = None
 
 
-def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Reopened:
-    """Read a run's files and compare them with each other. Raises FileError, ConfigError, DataError."""
-    if not (folder / CONFIG).is_file():
+def check_run(folder: Path) -> None:
+    """FileError where there is no run to go on with."""
+    if not os.path.isfile(folder / CONFIG):
         raise FileError(
             f"there is no run to resume in {str(folder)!r}: {CONFIG} is missing. Start one without --resume"
         )
-    file = read_toml(folder / CONFIG)
+
+
+def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Reopened:
+    """Read a run's files and compare them with each other. Raises FileError, ConfigError, DataError."""
+    check_run(folder)
+    file = written = read_toml(folder / CONFIG)
     if steps is not None:
         file = file.with_steps(steps)
     config = file.train_config
@@ -141,14 +153,13 @@ def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Re
     if newest is None:
         said("the run has no checkpoint yet; it starts again from its first step")
         config = replace(config, device=str(available_device(config)))
-        return Reopened(file, config, checkpoint.Progress(), None, _corpus(folder, file))
+        corpus = _corpus(folder, file)
+        _same_tokens(corpus, file.data.get("tokens_sha256"), folder / CONFIG)
+        return Reopened(file, config, checkpoint.Progress(), None, corpus)
     kept = checkpoint.load(newest)
     _compare(file.model_config, kept, folder)
     if kept.progress.step >= config.steps:
-        said(
-            f"the run is finished: {kept.progress.step} steps are done, {config.steps} were asked for; nothing is "
-            "changed. To train on, give --steps a larger number"
-        )
+        said(_nothing_to_do(kept.progress.step, steps, written.train_config.steps))
         return Reopened(file, config, kept.progress, newest)
     corpus = _corpus(folder, file)
     if fingerprint(corpus.tokenizer) != kept.tokenizer_fingerprint:
@@ -157,15 +168,45 @@ def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Re
             f"fingerprint {kept.tokenizer_fingerprint[:12]} expected, {fingerprint(corpus.tokenizer)[:12]} found. "
             "The ids would mean other things; prepare the data with the tokenizer.json of the checkpoint"
         )
+    _same_tokens(corpus, kept.tokens_sha256, newest)
+    _same_tokens(corpus, file.data.get("tokens_sha256"), folder / CONFIG)
     config = _changes(config, kept, said)
     model, state = _moved(kept, config)
     return Reopened(file, config, kept.progress, newest, corpus, model, state)
+
+
+def _nothing_to_do(done: int, asked: int | None, configured: int) -> str:
+    """Why a run with `done` steps does not go on. Raises ConfigError where fewer were asked for."""
+    unfinished = done < configured
+    if asked is not None and asked < done:
+        more = f"; without it, the run goes on to its {configured} steps" if unfinished else ""
+        raise ConfigError(
+            f"--steps is {asked}, and {done} steps are done already, which cannot be taken back. "
+            f"Give --steps a larger number than {done}{more}"
+        )
+    if unfinished:
+        return (
+            f"{done} steps are done, as many as --steps asks for, of the {configured} in {CONFIG}; nothing is changed. "
+            "To train on, leave --steps out, or give a larger number"
+        )
+    return (
+        f"the run is finished: {done} steps are done, {asked or configured} were asked for; nothing is changed. "
+        "To train on, give --steps a larger number"
+    )
 
 
 def _corpus(folder: Path, file: RunFile) -> Corpus:
     if "tokens" not in file.data:
         raise ConfigError(f"{folder / CONFIG}, [data]: tokens is missing, the folder of the prepared tokens")
     return open_corpus(folder / file.data["tokens"])
+
+
+def _same_tokens(corpus: Corpus, expected: str | None, said_by: Path) -> None:
+    if expected is not None and (found := tokens_sha256(corpus)) != expected:
+        raise DataError(
+            f"the tokens in {corpus.folder} are not those that this run was trained on: {said_by} expects SHA-256 "
+            f"{expected[:12] or 'of none'}, {found[:12]} found. Put the data back as they were, or start a new run"
+        )
 
 
 def _compare(config: GPT2Config, kept: checkpoint.Checkpoint, folder: Path) -> None:
@@ -197,6 +238,8 @@ def _changes(config: TrainConfig, kept: checkpoint.Checkpoint, said: Callable[[s
     ]
     if changed:
         said(f"{', '.join(changed)}: the run goes on with that from step {kept.progress.step + 1}")
+    if config.steps != kept.config.steps:
+        said(_schedule(kept.config, config, kept.progress.step + 1))
     now = versions()
     other = [
         f"{name} {now[name]} (was {kept.written_with.get(name)})"
@@ -206,6 +249,15 @@ def _changes(config: TrainConfig, kept: checkpoint.Checkpoint, said: Callable[[s
     if other:
         said(f"the versions differ, so the run need not be bit for bit the same: {', '.join(other)}")
     return config
+
+
+def _schedule(before: TrainConfig, now: TrainConfig, step: int) -> str:
+    """What another number of steps does to the learning rate, from the next step on."""
+    kind = "longer" if now.steps > before.steps else "shorter"
+    return (
+        f"the learning rate follows the {kind} schedule: "
+        f"{lr_at(step, before):.3g} -> {lr_at(step, now):.3g} at step {step}"
+    )
 
 
 def _moved(kept: checkpoint.Checkpoint, config: TrainConfig) -> tuple[Model, State]:
