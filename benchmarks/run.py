@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-WORKS = ("benchmarks.step_time", "benchmarks.shakespeare", "benchmarks.attention_cost")
+WORKS = ("benchmarks.step_time", "benchmarks.shakespeare", "benchmarks.attention_cost", "benchmarks.dependent_steps")
 
 
 def main() -> int:
