@@ -153,9 +153,9 @@ EQUATIONS = (
     ),
     law(
         "qv-cache",
-        "one column a token, for the mirror attention that looks ahead",
+        "one new column of weights a token, for mirror attention (causal too)",
         "forward only",
-        "handgrad.check.numeric_attention:qv_cache",
+        "handgrad.layers.mirror:Mirror",
         "rules/attend.md",
         "handgrad.check.numeric_attention:qv_cache",
     ),

@@ -24,7 +24,7 @@ EQUATIONS = (
     ),
     recurrent(
         "growing-memory",
-        "h_t = tanh(x_t w_x + h_{t-1} w_h + m_t w_m + b); m_t = Σ_{s<t} ρ_{t,s} h_s",
+        "h_t = tanh([x_t, m_t] w_x + h_{t-1} w_h + b); m_t = Σ_{s<t} ρ_{t,s} h_s",
         "Δ_{h,s} gains ρ_{t,s} Δ_{m,t} and what the score sends to h_s",
         "handgrad.layers.recurrent:MemoryCell",
         "rules/recurrent.md",
@@ -144,8 +144,8 @@ EQUATIONS = (
     ),
     weights(
         "mlp",
-        "o' = o + f(o W_1) W_2, and the same without W_1, W_2, the second skip or the norm",
-        "Δ = Δ' + ((Δ' W_2ᵗ) ∘ f'(o W_1)) W_1ᵗ",
+        "u' = u + f(u W_1) W_2 with u = x + o, and the same without W_1, W_2, the second skip or the norm",
+        "Δ_u = Δ' + ((Δ' W_2ᵗ) ∘ f'(u W_1)) W_1ᵗ",
         "handgrad.layers.rungs:two_skips",
         "rules/weights.md",
         (
