@@ -39,8 +39,10 @@ def commit() -> str:
 
 
 def about() -> dict[str, str]:
+    now = datetime.now(UTC)
     return {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": now.date().isoformat(),
+        "run": now.isoformat(timespec="seconds"),
         "machine": cpu_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -49,26 +51,41 @@ def about() -> dict[str, str]:
     }
 
 
-def write(name: str, rows: Sequence[dict[str, object]]) -> Path:
-    """Append rows to results/<name>.csv, and say so."""
-    path = RESULTS / f"{name}.csv"
+def write(name: str, rows: Sequence[dict[str, object]], folder: Path = RESULTS) -> Path:
+    """Append rows, which share one `run` stamp, to results/<name>.csv, and say so. New columns join the file."""
+    path = folder / f"{name}.csv"
     path.parent.mkdir(exist_ok=True)
-    rows = [{**row, **about()} for row in rows]
-    new = not path.exists()
-    with open(path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        if new:
-            writer.writeheader()
+    stamp = about()
+    before = read(path)
+    rows = [*before, *({**row, **stamp} for row in rows)]
+    columns = list(dict.fromkeys(column for row in reversed(rows) for column in row))
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
         writer.writerows(rows)
-    print(f"{len(rows)} rows added to {path}")
+    print(f"{len(rows) - len(before)} rows added to {path}")
     return path
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none where there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Median and quartiles in milliseconds."""
-    low, _, high = quantiles(seconds, n=4)
-    return {
-        "median_ms": round(1e3 * median(seconds), 3),
-        "quartile_low_ms": round(1e3 * low, 3),
-        "quartile_high_ms": round(1e3 * high, 3),
-    }
+    """Median and quartiles in milliseconds.
+
+    >>> spread([0.001, 0.002, 0.003])
+    {'median_ms': 2.0, 'quartile_low_ms': 1.0, 'quartile_high_ms': 3.0}
+    """
+    low, middle, high = (round(1e3 * x, 3) for x in quartiles(seconds))
+    return {"median_ms": middle, "quartile_low_ms": low, "quartile_high_ms": high}
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of one value, three times it."""
+    low, _, high = quantiles(values, n=4) if len(values) > 1 else (*values * 3,)
+    return low, median(values), high

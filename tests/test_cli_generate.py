@@ -55,12 +55,13 @@ def test_the_text_is_the_prompt_and_what_the_model_writes_after_it(
 
 def test_every_option_reaches_the_sampling(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[object, ...]] = []
-    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments: (seen.append(arguments), iter(()))[1])
+    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments, **_: (seen.append(arguments), iter(()))[1])
     options = ["--temperature", "0.5", "--top-k", "7", "--top-p", "0.9", "--seed", "5", "--max-new-tokens", "8"]
+    options += ["--min-p", "0.25", "--repetition-penalty", "1.5"]
     assert main.run(["generate", str(runs / "chars"), *options, "--greedy", "--no-cache"]) == 0
     assert main.run(["generate", str(runs / "chars")]) == 0
     assert [arguments[2:] for arguments in seen] == [
-        (8, Sampling(0.5, 7, 0.9, True), 5, False),
+        (8, Sampling(0.5, 7, 0.9, True, 0.25, 1.5), 5, False),
         (200, Sampling(), 0, True),
     ]
 
@@ -92,7 +93,7 @@ def test_ids_end_where_the_text_ends_before_a_stop_of_several_bytes(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = [*"a☃éb".encode()]
-    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments: (torch.tensor([i]) for i in ids))
+    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments, **_: (torch.tensor([i]) for i in ids))
     for stop, text in (("é", "a☃"), ("☃", "a"), ("a", ""), ("éb", "a☃")):
         found = one(runs, capsys, "--prompt", "x", "--stop", stop, model="bytes")
         assert (found["text"], found["stopped"], bytes(found["ids"]).decode()) == (text, True, text)
@@ -149,7 +150,7 @@ def test_half_a_character_is_never_shown(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ids = [*"☃é".encode(), 0xE2, 0x98]
-    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments: (torch.tensor([i]) for i in ids))
+    monkeypatch.setattr("handgrad.cli.writing.generate", lambda *arguments, **_: (torch.tensor([i]) for i in ids))
     pieces: list[str] = []
     monkeypatch.setattr("handgrad.cli.output.Output.text", lambda self, text="", end="\n": pieces.append(text + end))
     assert main.run(["generate", str(runs / "bytes"), "--prompt", "é"]) == 0

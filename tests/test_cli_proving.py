@@ -18,7 +18,7 @@ from handgrad.core.errors import FileError
 from handgrad.rules import linear
 
 ONE = next(m for m in MISTAKES if m.function is linear.backward)
-UNSEEN = Mistake("harmless", linear.forward, "a @ w", "(a) @ w", "linear", "forward")
+UNSEEN = Mistake("harmless", linear.forward, "product(a, w)", "product((a), w)", "linear", "forward")
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:

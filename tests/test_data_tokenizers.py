@@ -233,7 +233,7 @@ def test_tokenizer_file_round_trip(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"model": {"type": "BPE", "vocab": {}}}', r"is a Hugging Face tokenizer file \(model type 'BPE'\)"),
+        ('{"model": {"type": "BPE", "vocab": {}}}', r"is damaged: its decoder is \[\]"),
         ("[1]", "is JSON of some other kind"),
         ("{}", "is JSON of some other kind"),
         ("{", "is not JSON"),

@@ -67,13 +67,13 @@ def test_the_logits_agree_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_cache_reads_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, lengths = random_model(context=16), []
-    call = hg.Model.__call__
+    read = Reader.run
 
-    def counted(self: hg.Model, tokens: torch.Tensor, run: hg.Run | None = None) -> torch.Tensor:
+    def counted(self: Reader, tokens: torch.Tensor, position: int) -> torch.Tensor:
         lengths.append(tokens.shape[1])
-        return call(self, tokens, run)
+        return read(self, tokens, position)
 
-    monkeypatch.setattr(hg.Model, "__call__", counted)
+    monkeypatch.setattr(Reader, "run", counted)
     complete(model, some_ids(5), 24)
     assert lengths == [5] + [1] * 11 + [8] + [1] * 8 + [8] + [1] * 2
 

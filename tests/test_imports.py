@@ -22,16 +22,18 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "core": ((), ("torch",)),
     "rules": (("core",), ("torch",)),
     "layers": (("core", "rules"), ("torch",)),
-    "models": (("core", "rules", "layers", "data.tokenizers"), ("torch", "numpy", "safetensors")),
-    "data": (("core.errors",), ("numpy", "torch")),
+    "models": (("core", "rules", "layers", "data", "bundled"), ("torch", "numpy", "safetensors", "gguf")),
+    "data": (("core.errors",), ("numpy", "torch", "tokenizers", "jinja2")),
     "generate": (("core", "models", "data"), ("torch", "numpy")),
     "train": (
         ("core", "rules", "layers", "models", "data", "generate"),
         ("torch", "numpy", "safetensors", "rich", "tomli_w"),
     ),
-    "check": (BELOW_CHECK, ("torch", "numpy")),
+    "check": (BELOW_CHECK, ("torch", "numpy", "transformers")),  # transformers where it is installed
     "inspect": (("core.errors",), ("numpy", "jinja2", "markupsafe", "plotly")),
-    "cli": ((*BELOW_CHECK, "check"), ("torch", "numpy", "typer", "click", "rich")),
+    "bundled": ((), ()),
+    "plan": (("core", "layers", "models", "train", "generate", "data.files"), ("torch",)),
+    "cli": ((*BELOW_CHECK, "check", "plan"), ("torch", "numpy", "typer", "click", "rich")),
 }
 
 AUTOGRAD_NAMES = {

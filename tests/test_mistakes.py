@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 import handgrad.rules
+import handgrad.rules.fused
 from handgrad.check.cases import CASES
 from handgrad.check.mistakes import MISTAKES
 from handgrad.check.plant import Mistake, found, planted, seen
@@ -25,7 +26,8 @@ def test_nothing_is_seen_where_nothing_is_planted(name):
 
 def test_every_rule_has_three_mistakes():
     planted_in = Counter(m.rule for m in MISTAKES)
-    rules = {m.name for m in pkgutil.iter_modules(handgrad.rules.__path__)}
+    folders = (handgrad.rules.__path__, handgrad.rules.fused.__path__)
+    rules = {m.name for folder in folders for m in pkgutil.iter_modules(folder) if not m.ispkg}
     assert {rule: planted_in[rule] for rule in rules if planted_in[rule] < 3} == {}
     assert {m.on for m in MISTAKES} <= {c.name for c in CASES}
 

@@ -250,9 +250,15 @@ def test_loss_shifts_by_one_by_itself_and_not_what_it_is_given():
 
 def test_watching_changes_nothing_and_gives_every_shape():
     model, tokens = randomised(SMALL, dtype=torch.float32), batch(7)
-    loss, grads = model.loss(tokens), model.backward()
+    fused_loss, fused = model.loss(tokens), model.backward()
+    with model.running(implementation="explicit"):
+        loss, grads = model.loss(tokens), model.backward()
+    with hg.watch(model, "*.mlp.*"):  # nothing that only the explicit forms show
+        assert torch.equal(model.loss(tokens), fused_loss)
+        assert torch.equal(model.backward().flat, fused.flat)
     with hg.watch(model, "*") as signals:
         seen_loss, seen = model.loss(tokens), model.backward()
+    assert (fused.flat - grads.flat).norm() <= 1e-5 * grads.flat.norm()
     assert torch.equal(loss, seen_loss)
     assert torch.equal(grads.flat, seen.flat)
     assert signals["blocks.0.attention.Delta_raw"].shape == (3, 3, 7, 7)

@@ -103,7 +103,8 @@ def test_an_empty_micro_batch_does_not_poison_the_others() -> None:
 
 def test_the_gradient_buffer_is_emptied_before_each_step() -> None:
     model, state, g = fresh()
-    g.flat.fill_(5.0)
+    for old in g.values():
+        old.fill_(5.0)
     again, state_again, g_again = fresh()
     assert step_on(model, [batch(2)], g, state, 0.0, CONFIG, 1) == step_on(
         again, [batch(2)], g_again, state_again, 0.0, CONFIG, 1

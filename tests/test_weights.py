@@ -48,7 +48,7 @@ def test_all_checks_are_found():
         ("symmetric_without_the_end", rungs.source_only, "SOURCE", "END"),
         ("neighbours_are_alike", weights_normalise.kept, "score.where(allowed, 0.0)", "score"),
         ("alone", mixing.Itself.__call__, "key == query", "key <= query"),
-        ("unique_weights", additive.chunked_forward, "part.unsqueeze(2) + k", "0 * part.unsqueeze(2) + k"),
+        ("unique_weights", additive.forward, "q.unsqueeze(2) + k", "0 * q.unsqueeze(2) + k"),
         ("parameter_counts", rungs.diagonal, "hidden, width, std", "hidden, width + 1, std"),
         ("one_hot_sum", rungs.diagonal, "normalise=KEEP", "normalise=SOFTMAX"),
         ("interaction", numeric_weights.mixed_difference, "- f(a2, b) -", "+ f(a2, b) -"),
@@ -101,7 +101,7 @@ def test_figures_of_the_page():
     n = numeric_weights
     assert [n.of_rnn(T) for T in (1, 4, 16)] == [Steps(2, 14), Steps(5, 26), Steps(17, 74)]
     assert {n.of_attention(T).units for T in (1, 4, 16)} == {2}
-    assert len({n.of_attention(T).operations for T in (1, 4, 16)}) == 1
+    assert len({n.of_attention(T).operations for T in (2, 4, 16)}) == 1
     source, both = rungs.source_only(n.W, n.FUNCTIONS), rungs.matrix_sum(n.Additive(n.W, n.INNER, 2), n.W, 2)
     found = [n.likeness(n.run(layer, n.drawn(layer), n.tokens())) for layer in (source, both)]
     assert found == pytest.approx([0.91, 0.44], abs=0.005)

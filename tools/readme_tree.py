@@ -26,6 +26,7 @@ FOLDERS = {
     "check": "the proof: oracle, laws, cases, planted mistakes",
     "cases": "one table of cases over every rule and layer",
     "mistakes": "planted mistakes, by area",
+    "bundled": "models that come along: checkpoint folders, and their recipes",
     "inspect": "the report page; knows names and arrays, not layers",
     "cli": "one command a file",
 }

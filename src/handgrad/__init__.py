@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         Sum,
     )
     from handgrad.generate.generate import generate  # noqa: F401
+    from handgrad.generate.score import Evaluation, evaluate  # noqa: F401
     from handgrad.layers.linear import Linear  # noqa: F401
     from handgrad.models.gpt2 import GPT2Config  # noqa: F401
+    from handgrad.models.llama import LlamaConfig  # noqa: F401
     from handgrad.models.load import load  # noqa: F401
     from handgrad.models.model import Model, build, watch  # noqa: F401
 
@@ -33,9 +35,11 @@ _HOME = {
     "handgrad.core": "Accumulate Buffer Chain Fork Layer Layout Recompute Residual Run Sequence Slot Sum",
     "handgrad.layers.linear": "Linear",
     "handgrad.models.gpt2": "GPT2Config",
+    "handgrad.models.llama": "LlamaConfig",
     "handgrad.models.load": "load",
     "handgrad.models.model": "Model build watch",
     "handgrad.generate.generate": "generate",
+    "handgrad.generate.score": "Evaluation evaluate",
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = sorted(_WHERE)

@@ -25,7 +25,7 @@ from handgrad.core.combine import Residual
 from handgrad.core.rule import Rule
 from handgrad.core.run import Run
 from handgrad.models.model import Model
-from handgrad.rules.crossentropy import CROSS_ENTROPY
+from handgrad.rules.headloss import HEAD_LOSS
 
 USED = {
     "Pointwise": ("pointwise",),
@@ -105,8 +105,8 @@ def layer_rows(layer: Any, run: Run) -> Iterator[LayerRow]:
 
 
 def loss_row(run: Run) -> LayerRow:
-    how, why = chosen([CROSS_ENTROPY], run / "loss")
-    return LayerRow("loss", "loss", "crossentropy", how, why, ("shift", "cross-entropy"))
+    how, why = chosen([HEAD_LOSS], run)
+    return LayerRow("loss", "loss", "headloss", how, why, ("shift", "cross-entropy"))
 
 
 def chosen(rules: list[Rule], run: Run) -> tuple[str, str]:
@@ -252,6 +252,9 @@ class Reader:
 
     def scaled(self, name: str, x: Tensor, Delta: Tensor) -> None:
         self.note(name, f"1ᵗ({self.log.name(x, 'x')} ∘ {self.log.name(Delta, 'Δ')})")
+
+    def finished(self) -> None:
+        """Noted as it comes."""
 
 
 def gradient_rows(model: Model) -> Iterator[GradientRow]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from handgrad.check.oracle import compare, through
 from handgrad.check.report import LawBroken, Report
 from handgrad.check.tolerance import DIFFERENCE, FLOAT64
 from handgrad.core import Accumulate, Buffer, Recompute
+from handgrad.rules.fused import attend_tiled, headloss_chunked
 
 
 def require(ok: bool, what: str) -> None:
@@ -152,13 +154,27 @@ def recompute(case: Case, seed: int = 9) -> None:
 
 
 def agreement(case: Case, seed: int = 10) -> None:
-    """Every fused pair gives what the explicit pair gives; where a layer has none, both runs are the explicit one."""
+    """Every fused pair gives what the explicit pair gives, in one piece and in several; where a layer has none, all
+    runs are the explicit one."""
     p, a, Delta = case.draw(seed)
-    explicit, fused = (
-        passes(replace(case, run=replace(case.run, implementation=how)), p, a, Delta) for how in ("explicit", "fused")
-    )
-    same(fused[0], explicit[0], "the fused output")
-    same(flat(*fused[1:]), flat(*explicit[1:]), "the fused backward pass")
+    run = lambda how: passes(replace(case, run=replace(case.run, implementation=how)), p, a, Delta)  # noqa: E731
+    explicit = run("explicit")
+    with small_pieces():
+        cut = run("fused")
+    for fused in (run("fused"), cut):
+        same(fused[0], explicit[0], "the fused output")
+        same(flat(*fused[1:]), flat(*explicit[1:]), "the fused backward pass")
+
+
+@contextmanager
+def small_pieces() -> Iterator[None]:
+    """Tiles of two rows and chunks of three, so that a small case has several of them."""
+    before = attend_tiled.ROWS, headloss_chunked.CHUNK, headloss_chunked.WIDE
+    attend_tiled.ROWS, headloss_chunked.CHUNK, headloss_chunked.WIDE = 2, 3 * 8 * 11, 11
+    try:
+        yield
+    finally:
+        attend_tiled.ROWS, headloss_chunked.CHUNK, headloss_chunked.WIDE = before
 
 
 LAWS: tuple[Callable[..., Any], ...] = (

@@ -89,6 +89,9 @@ class Noting:
     def scaled(self, name: str, x: Tensor, Delta: Tensor) -> None:
         self.noted(name).scaled(name, x, Delta)
 
+    def finished(self) -> None:
+        """Noted as it comes."""
+
 
 def is_error(path: str) -> bool:
     return path.rpartition(".")[2].startswith("Delta_")

@@ -87,7 +87,7 @@ def seen(on: str) -> str | None:
     report = compare(at.layer, p, a, Delta, at.run, at.zeros)
     if report.first_wrong:
         return report.first_wrong
-    for law in (laws.accumulation, laws.recompute):
+    for law in (laws.accumulation, laws.recompute, laws.agreement):
         try:
             law(at)
         except LawBroken:

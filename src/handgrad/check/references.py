@@ -69,6 +69,25 @@ def gpt2(p: Named, ids: Tensor, c: Any) -> Tensor:
     return F.linear(norm(p, "norm.", a, c.epsilon), p["embedding.token.w_emb" if c.tied else "head.w_emb"])
 
 
+def llama(p: Named, ids: Tensor, c: Any, turned: Callable[[Tensor], Tensor]) -> Tensor:
+    """Pre-norm with root mean squares; keys and values repeated by an index, the window by a list of allowed keys."""
+    p, rows = known(p), torch.arange(ids.shape[1])
+    cut = lambda x: x.view(*x.shape[:2], -1, c.head).transpose(1, 2)  # noqa: E731
+    rms = lambda at, a: F.rms_norm(a, a.shape[-1:], p[f"{at}gamma"], c.epsilon)  # noqa: E731
+    hidden = [[j > i or 0 < c.window <= i - j for j in range(len(rows))] for i in range(len(rows))]
+    a = F.embedding(ids, p["embedding.token.w_emb"])
+    for i in range(c.n_layers):
+        at = f"blocks.{i}."
+        x = rms(f"{at}norm_1.", a)
+        q, k, v = (cut(linear(p, f"{at}attention.{n}.", x)) for n in ("query", "key", "value"))
+        share = torch.arange(c.n_heads) * k.shape[1] // c.n_heads
+        score = (turned(q) @ turned(k)[:, share].mT / c.head**0.5).masked_fill(torch.tensor(hidden), float("-inf"))
+        a = a + linear(p, f"{at}attention.out.", (score.softmax(-1) @ v[:, share]).transpose(1, 2).flatten(-2))
+        x = rms(f"{at}norm_2.", a)
+        a = a + linear(p, f"{at}mlp.down.", F.silu(linear(p, f"{at}mlp.gate.", x)) * linear(p, f"{at}mlp.up.", x))
+    return F.linear(rms("norm.", a), p["embedding.token.w_emb" if c.tied else "head.w_emb"])
+
+
 def known(p: Named) -> dict[str, Tensor]:
     """A plain dict, so that a bias that is not there can be asked for."""
     return {name: p[name] for name in p}

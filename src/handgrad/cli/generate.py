@@ -16,9 +16,10 @@ def generate(
     prompt: Annotated[
         str | None, typer.Option(help="Text to write on from; none starts from a line end.", metavar="TEXT")
     ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A text file with one prompt a line, done one after the other.", metavar="FILE")
-    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A text file with one prompt a line.", metavar="FILE")] = None,
+    batch_size: Annotated[
+        int, typer.Option(help="With --prompts: so many at once, each shown when all of them are done.", metavar="N")
+    ] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens a prompt.", metavar="N")] = 200,
     temperature: Annotated[
         float, typer.Option(help="Below 1 bolder choices are rarer; 0 always takes the likeliest.", metavar="T")
@@ -26,6 +27,12 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Only the K likeliest tokens; 0 is off.", metavar="K")] = 0,
     top_p: Annotated[
         float, typer.Option(help="Only the likeliest tokens that together reach P; 1 is off.", metavar="P")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Only tokens at least P times as likely as the likeliest; 0 is off.", metavar="P")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1, tokens that are there already are less likely; 1 is off.", metavar="R")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.", metavar="N")] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
@@ -37,6 +44,14 @@ def generate(
         str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
     ] = "abort",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the whole text again for each token.")] = False,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Compute in float32, float64 or bfloat16; auto is what it was trained in.", metavar="TYPE"),
+    ] = "auto",
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile the pass of a token first (up to minutes), for long texts."),
+    ] = False,
     check_cache: Annotated[
         bool,
         typer.Option(
@@ -66,6 +81,11 @@ def generate(
         unknown=unknown,
         use_cache=not no_cache,
         check_cache=check_cache,
+        dtype=dtype,
+        compiled=compile,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        batch_size=batch_size,
     )
     if status := write(request, model, output_of(context, json)):
         raise typer.Exit(status)

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from handgrad import __version__
-from handgrad.cli import demo, equations, explain, generate, train
+from handgrad.cli import chat, convert, demo, equations, evaluate, explain, generate, plan, train, verify
 from handgrad.cli.output import NoOutput, Output, lenient, no_output, opened_streams, silence
 from handgrad.cli.presets import PRESETS
 from handgrad.cli.words import usage_problem
@@ -33,7 +33,14 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("train", epilog=PRESETS_HELP)(train.train)
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("eval")(evaluate.evaluate)
+app.command("verify")(verify.verify)
+app.command("plan", epilog=PRESETS_HELP)(plan.plan)
 app.command("explain")(explain.explain)
+app.command("models")(convert.models)
+app.command("import")(convert.import_)
+app.command("export")(convert.export)
 app.command("equations")(equations.equations)
 app.command("mistakes")(equations.mistakes)
 

@@ -180,7 +180,7 @@ def introduction(info: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def preparing(output: Output) -> Iterator[Any]:
+def preparing(output: Output, what: str = "writing tokens") -> Iterator[Any]:
     """Gives a `progress(done, total)` that draws a bar once the work has taken a while."""
     began, bar = monotonic(), None
     task = TaskID(0)
@@ -189,7 +189,7 @@ def preparing(output: Output) -> Iterator[Any]:
         nonlocal bar, task
         if bar is None and output.live and monotonic() - began > SHOWN_AFTER_S:
             bar = Progress(
-                TextColumn("writing tokens {task.completed:,.0f}/{task.total:,.0f}"),
+                TextColumn(what + " {task.completed:,.0f}/{task.total:,.0f}"),
                 BarColumn(bar_width=24),
                 console=Console(stderr=True, highlight=False),
                 transient=True,

@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 from handgrad.cli.options import problems
 from handgrad.cli.presets import PRESETS, Preset
 from handgrad.core.errors import ConfigError, HandgradError, unknown
+from handgrad.data.bpe import size_of
 from handgrad.data.ids import holds_ids
+from handgrad.data.library import library
 from handgrad.data.tokenizers import load_tokenizer
 from handgrad.data.windows import n_windows
 from handgrad.layers.pointwise import ACTIVATIONS
-from handgrad.models.gpt2 import GPT2Config
+from handgrad.models.store import ModelConfig, kind_of
 from handgrad.train.config import RunFile, TrainConfig, available_device, read_toml
 from handgrad.train.size import size_problem
 
@@ -38,7 +40,7 @@ TRAIN_FIELDS = {name: name for name in TrainConfig.__dataclass_fields__ if name 
     "impl": "implementation"
 }
 TOKENIZERS = ("auto", "bytes", "chars", "ids")
-LATER = ("bpe", "pixels", "proteins", "series")
+LATER = ("pixels", "proteins", "series")
 
 T = TypeVar("T")
 
@@ -53,7 +55,7 @@ class Settings:
     tokenizer: str | None
     vocab_size: int | None
 
-    def model_config(self, vocab_size: int) -> GPT2Config:
+    def model_config(self, vocab_size: int) -> ModelConfig:
         """The model for a tokenizer of so many tokens. A file may ask for more columns, not for fewer."""
         asked = self.model.get("vocabulary", vocab_size)
         if asked < vocab_size:
@@ -61,7 +63,8 @@ class Settings:
                 f"the configuration file gives the model a vocabulary of {asked}, and the tokenizer has {vocab_size} "
                 "tokens; leave vocabulary out of the file"
             )
-        return GPT2Config(**{**self.model, "vocabulary": asked})
+        kind, fields = kind_of(self.model, "[model]")
+        return kind(**{**fields, "vocabulary": asked})
 
     def check_tokens(self, vocab_size: int, n_tokens: int) -> None:
         """ConfigError or DataError where tokens like these cannot be trained on, before they are written."""
@@ -148,12 +151,12 @@ def with_followers(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return train
 
 
-def check_model(model: Mapping[str, Any], wrong: list[str]) -> GPT2Config | None:
-    fields = {"vocabulary": 1, **model}
-    if fields.get("activation", GPT2Config.activation) not in ACTIVATIONS:
+def check_model(model: Mapping[str, Any], wrong: list[str]) -> ModelConfig | None:
+    kind, fields = kind_of({"vocabulary": 1, **model}, "[model]")
+    if fields.get("activation", kind.activation) not in ACTIVATIONS:
         wrong.append(f"--activation: {unknown('activation', fields.pop('activation'), ACTIVATIONS)}")
     try:
-        return GPT2Config(**fields)
+        return kind(**fields)
     except ConfigError as error:
         wrong.append(as_flags(str(error)))
         return None
@@ -181,18 +184,25 @@ def as_flags(text: str) -> str:
 
 def check_tokenizer(tokenizer: str | None, vocab_size: int | None, sources: Sequence[str]) -> None:
     if tokenizer == "":
-        raise ConfigError("--tokenizer is empty; give bytes, chars, ids or a tokenizer.json, or leave it out")
+        raise ConfigError("--tokenizer is empty; give bytes, chars, bpe:N, ids or a tokenizer.json, or leave it out")
     word = (tokenizer or "auto").partition(":")[0]
     if word in LATER:
-        raise ConfigError(f"--tokenizer {tokenizer} is not there yet; bytes, chars, ids and a tokenizer.json are")
-    if tokenizer and tokenizer not in TOKENIZERS:
+        raise ConfigError(
+            f"--tokenizer {tokenizer} is not there yet; bytes, chars, bpe:N, ids and a tokenizer.json are"
+        )
+    if word == "bpe":
+        size_of(str(tokenizer))
+        library()
+    elif tokenizer and tokenizer not in TOKENIZERS:
         if not (tokenizer.endswith(".json") or os.sep in tokenizer or os.path.isfile(tokenizer)):
-            raise unknown("tokenizer", tokenizer, [*TOKENIZERS, "FILE.json"])
+            raise unknown("tokenizer", tokenizer, [*TOKENIZERS, "bpe:N", "FILE.json"])
         load_tokenizer(tokenizer)
     if vocab_size is not None:
         if vocab_size < 1:
             raise ConfigError(f"--vocab-size is {vocab_size}, and must be at least 1")
-        for_text = tokenizer in ("bytes", "chars") or (word == "auto" and not all(map(holds_ids, sources)))
+        for_text = (
+            tokenizer in ("bytes", "chars") or word == "bpe" or (word == "auto" and not all(map(holds_ids, sources)))
+        )
         if for_text:
             raise ConfigError(
                 f"--vocab-size {vocab_size} is for token ids only; {tokenizer or 'bytes'} has the size it has"

@@ -24,7 +24,9 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR; of the rest, --steps.")] = False,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="bytes, chars, ids or a tokenizer.json [bytes; ids for .npy and .bin]", metavar="NAME"),
+        typer.Option(
+            help="bytes, chars, bpe:N, ids or a tokenizer.json [bytes; ids for .npy and .bin]", metavar="NAME"
+        ),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(help="How many ids there are [largest + 1]", metavar="N")] = None,
     layers: Annotated[int | None, typer.Option(help="Blocks of the model [4]", metavar="N")] = None,
@@ -53,7 +55,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of first weights, windows and dropout [0]", metavar="N")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations [250]", metavar="N")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints [500]", metavar="N")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64 [float32]", metavar="NAME")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64 [float32]", metavar="NAME")] = None,
     impl: Annotated[
         str | None,
         typer.Option(
@@ -62,7 +64,14 @@ def train(
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N [cpu]", metavar="NAME")] = None,
-    compile: Annotated[bool, typer.Option("--compile", hidden=True)] = False,
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="To save memory: nothing, cheap (norms, activations) or blocks [nothing]", metavar="WHAT"),
+    ] = None,
+    update: Annotated[
+        str | None, typer.Option(help="after the backward pass, or inside it: less memory [after]", metavar="WHEN")
+    ] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the blocks; needs a C++ compiler.")] = False,
     json: Json = False,
 ) -> None:
     """Train a GPT by hand-written backpropagation.
@@ -82,7 +91,7 @@ def train(
     from handgrad.core.errors import ConfigError
 
     if compile:
-        raise ConfigError("--compile is not there yet; leave it out")
+        flags["compile"] = True
     if out is None:
         raise ConfigError("--out is missing: the folder that the run is written to, such as --out runs/first")
     folder = run_folder(out)

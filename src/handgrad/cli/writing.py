@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,15 +16,18 @@ from handgrad.cli.output import Output
 from handgrad.cli.stops import UntilStop
 from handgrad.core.errors import ConfigError, HandgradError
 from handgrad.data.checks import CHOICES, check_choice
+from handgrad.data.control import control_of
 from handgrad.data.sources import read_text
 from handgrad.data.tokenizers import StreamDecoder
 from handgrad.generate.compare import check_cache
+from handgrad.generate.compiled import no_compiler
 from handgrad.generate.generate import first_id, generate
 from handgrad.generate.sample import Sampling
 from handgrad.models.load import load
 from handgrad.models.model import Model
 
-FLAGS = ("temperature", "top_k", "top_p", "seed", "max_new_tokens")
+DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,18 @@ class Request:
     unknown: str = "abort"
     use_cache: bool = True
     check_cache: bool = False
+    dtype: str = "auto"
+    compiled: bool = False
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         wrong: list[str] = []
+        if not 1 <= self.batch_size < 1 << 31:
+            wrong.append(f"batch_size is {self.batch_size}, and must be a whole number of at least 1")
+        elif self.batch_size > 1 and self.compiled:
+            wrong.append("--compile and --batch-size were both given; compiled passes write one text at a time")
         for name in ("max_new_tokens", "seed"):
             if not 0 <= getattr(self, name) < 1 << 63:
                 wrong.append(f"{name} is {getattr(self, name)}, and must be a whole number of at least 0")
@@ -54,6 +66,10 @@ class Request:
                 check()
             except HandgradError as error:
                 wrong.append(f"{where}{error}")
+        if self.dtype not in DTYPES:
+            wrong.append(f"--dtype is {self.dtype!r}, and must be one of {', '.join(DTYPES)}")
+        if self.compiled and not self.use_cache:
+            wrong.append("--compile and --no-cache were both given; compiled passes write through a cache")
         if "" in self.stops:
             wrong.append("--stop is empty, and would end every text before it begins; leave it out")
         if self.prompt is not None and self.prompts is not None:
@@ -63,7 +79,7 @@ class Request:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.temperature, self.top_k, self.top_p, self.greedy)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.greedy, self.min_p, self.repetition_penalty)
 
     def texts(self) -> list[str]:
         """The prompts. Raises FileError and DataError for a file that cannot be read as text."""
@@ -82,6 +98,7 @@ class Written:
     text: str = ""
     seconds: float = 0.0
     stopped: bool = False
+    pieces: Iterable[str] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -101,27 +118,31 @@ def write(request: Request, path: str, output: Output) -> int:
     """Write on from every prompt in turn; the exit status is 1 where the cache was found to be wrong."""
     texts = request.texts()
     model = load(path)
+    if (dtype := DTYPES[request.dtype]) is not None:
+        model = model.shadowed(dtype)
+    if request.compiled and (reason := no_compiler()):
+        output.note(f"--compile: {reason}; going on without it")
+        request = replace(request, compiled=False)
     encoded = [encode(model, text, request, i if request.prompts else None) for i, text in enumerate(texts, start=1)]
     right = True
-    for i, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
+    for i, (text, written) in enumerate(zip(texts, all_written(model, encoded, request), strict=True)):
         if not output.json:
             output.text("\n" + text if i else text, end="")
-        written = Written(ids, [])
-        for piece in stream(model, written, request):
+        for piece in written.pieces:
             if not output.json:
                 output.text(piece, end="")
         if not output.json:
             output.text()
         record = {
             "prompt": text,
-            "prompt_ids": ids,
+            "prompt_ids": written.prompt_ids,
             "ids": written.ids,
             "text": written.text,
             "stopped": written.stopped,
             "tokens_per_s": written.tokens_per_s,
         }
         if request.check_cache:
-            verdict = compared(model, [*ids, *written.ids], output)
+            verdict = compared(model, [*written.prompt_ids, *written.ids], output)
             record["cache"] = verdict
             right = right and verdict["verdict"] != "bug"
         output.record(record)
@@ -134,7 +155,8 @@ def encode(model: Model, text: str, request: Request, line: int | None) -> list[
     if model.tokenizer is None:
         raise ConfigError("this model comes without a tokenizer, so it cannot read or write text")
     try:
-        return [int(i) for i in model.tokenizer.encode(text, unknown=request.unknown)]
+        ids = model.tokenizer.encode(text, unknown=request.unknown)
+        return [*control_of(model.tokenizer).begin, *(int(i) for i in ids)]
     except HandgradError as error:
         where = "" if line is None else f"line {line} of {request.prompts}: "
         raise type(error)(f"{where}{with_flags(str(error))}") from None
@@ -152,36 +174,103 @@ def with_flags(text: str) -> str:
     return text.replace(CHOICES, choices).replace("Choose skip or abort", "Choose --unknown skip or --unknown abort")
 
 
+def all_written(model: Model, prompts: list[list[int]], request: Request) -> Iterator[Written]:
+    """One after the other: `pieces` of each are the new text, as soon as they are certain; or whole batches of them."""
+    for at in range(0, len(prompts), request.batch_size):
+        group = [Written(ids, []) for ids in prompts[at : at + request.batch_size]]
+        if len(group) == 1:
+            group[0].pieces = stream(model, group[0], request)
+        else:
+            together(model, group, request)
+        yield from group
+
+
+def new_tokens(model: Model, prompt: Any, request: Request) -> Iterator[torch.Tensor]:
+    return generate(
+        model,
+        prompt,
+        request.max_new_tokens,
+        request.sampling,
+        request.seed,
+        request.use_cache,
+        stop=known_ends(model),
+        compiled=request.compiled,
+    )
+
+
+def known_ends(model: Model) -> tuple[int, ...]:
+    """The tokens that end a text, as the tokenizer of a trained model knows them."""
+    return tuple(i for i in control_of(model.tokenizer).end if i < model.config.vocabulary)
+
+
+@dataclass
+class Growing:
+    """One text that gets tokens; `written` grows along."""
+
+    model: Model
+    written: Written
+    request: Request
+
+    def __post_init__(self) -> None:
+        self.decoder, self.until = StreamDecoder(self.model.tokenizer), UntilStop(self.request.stops)
+        # The prompt's last bytes may be the first half of a character, and ids are told apart by what is before them.
+        for i in self.written.prompt_ids:
+            self.decoder.push(i)
+        self.ends: list[int] = []
+        self.last, self.n, self.began = known_ends(self.model), 0, perf_counter()
+
+    def push(self, i: int) -> str:
+        """What can be shown once token i has come; `written.stopped` says that it was the last."""
+        written = self.written
+        written.n_drawn += 1
+        if i in self.last:
+            written.seconds, written.stopped = perf_counter() - self.began, True
+            return ""
+        written.ids.append(i)
+        new = self.decoder.push(i)
+        self.n += len(new)
+        self.ends.append(self.n)
+        piece = self.until.push(new)
+        written.seconds = perf_counter() - self.began
+        return self.grown(piece)
+
+    def flush(self) -> str:
+        """What was held back, once no more tokens come."""
+        if self.until.found:
+            return ""
+        return self.grown(self.until.push(self.decoder.flush()) + self.until.flush())
+
+    def grown(self, piece: str) -> str:
+        self.written.text += piece
+        if self.until.found:
+            self.written.stopped = True
+            self.written.ids = self.written.ids[: n_before(self.ends, len(self.written.text))]
+        return piece
+
+
 def stream(model: Model, written: Written, request: Request) -> Iterator[str]:
-    """The new text in pieces, as soon as each is certain; `written` grows along."""
-    decoder, until = StreamDecoder(model.tokenizer), UntilStop(request.stops)
-    # The prompt's last bytes may be the first half of a character, and ids are told apart by what is before them.
-    for i in written.prompt_ids:
-        decoder.push(i)
-    began, ends, n = perf_counter(), [], 0
-    prompt = torch.tensor(written.prompt_ids, dtype=torch.int64)
-    for ids in generate(model, prompt, request.max_new_tokens, request.sampling, request.seed, request.use_cache):
-        written.ids.append(int(ids))
-        new = decoder.push(written.ids[-1])
-        n += len(new)
-        ends.append(n)
-        written.n_drawn = len(ends)
-        piece = until.push(new)
-        written.seconds = perf_counter() - began
-        written.text += piece
-        written.stopped = until.found
-        if piece:
+    """The new text in pieces, as soon as each is certain."""
+    text = Growing(model, written, request)
+    for new in new_tokens(model, torch.tensor(written.prompt_ids, dtype=torch.int64), request):
+        if piece := text.push(int(new)):
             yield piece
-        if until.found:
-            written.ids = written.ids[: n_before(ends, len(written.text))]
-            return
-    rest = until.push(decoder.flush())
-    rest += until.flush()
-    written.text += rest
-    written.stopped = until.found
-    if until.found:
-        written.ids = written.ids[: n_before(ends, len(written.text))]
-    yield rest
+        if written.stopped:
+            break
+    yield text.flush()
+
+
+def together(model: Model, group: list[Written], request: Request) -> None:
+    """Several texts at once, padded where they differ in length; each ends by itself."""
+    texts = [Growing(model, written, request) for written in group]
+    pieces: list[list[str]] = [[] for _ in group]
+    for new in new_tokens(model, [written.prompt_ids for written in group], request):
+        for i, text in enumerate(texts):
+            if not group[i].stopped:
+                pieces[i].append(text.push(int(new[i])))
+        if all(written.stopped for written in group):
+            break
+    for i, text in enumerate(texts):
+        group[i].pieces = [*pieces[i], text.flush()]
 
 
 def n_before(ends: list[int], length: int) -> int:

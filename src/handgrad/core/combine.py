@@ -40,7 +40,9 @@ class Chain:
     def backward(self, p: Tree, Delta: Feature, saved: Saved, grads: Gradients, run: Run) -> Any:
         for name, f in reversed(list(self.parts.items())):
             Delta = run.show(f"Delta_{name}", Delta)
-            Delta = f.backward(inside(p, name), Delta, saved.pop(name), grads / name, run / name)
+            receiver = grads / name
+            Delta = f.backward(inside(p, name), Delta, saved.pop(name), receiver, run / name)
+            receiver.finished()
         return Delta
 
 

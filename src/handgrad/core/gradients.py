@@ -6,6 +6,9 @@
                                                         ids may lack leading axes of Delta, which then are summed
     scaled(name, x, Delta)   dL/dγ = 1ᵗ (Delta ∘ x)        both (..., m) -> (m,)
 
+A part of the network that has handed over all it has says `finished()`. A name may be handed over several times, and
+adds up: a tied one at both of its places, a large one in pieces.
+
 Leading axes are samples and tokens; a gradient sums over all of them. A name that is absent from the receiver is
 frozen: nothing is computed for it, and no layer has an `if` for that.
 """
@@ -17,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from handgrad.core.params import Tree
+from handgrad.core.params import Buffer, Tree
 
 
 class Gradients(Protocol):
@@ -28,6 +31,10 @@ class Gradients(Protocol):
     def total(self, name: str, Delta: torch.Tensor) -> None: ...
     def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None: ...
     def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None: ...
+    def finished(self) -> None: ...
+
+
+PIECE = 1 << 22  # elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,34 +49,66 @@ class Accumulate:
     """
 
     tree: Tree
+    unset: set[int] | None = None  # memory that holds nothing of this gradient yet: the first to come overwrites it
 
     def __truediv__(self, part: str) -> Accumulate:
         below = self.tree.get(part, {})
         assert isinstance(below, dict), f"{part} is a parameter, not a part"
-        return Accumulate(below)
+        return Accumulate(below, self.unset)
+
+    @classmethod
+    def over(cls, gradient: Buffer) -> Accumulate:
+        """For a buffer that still holds an old gradient, which is never read. Ask `settle` at the end."""
+        return cls(gradient.tree, {g.data_ptr() for g in gradient.values()})
+
+    def settle(self) -> None:
+        """What nobody has handed over anything for is 0."""
+        for value in self.tree.values():
+            if isinstance(value, dict):
+                Accumulate(value, self.unset).settle()
+            elif self._first(value):
+                value.zero_()
 
     def outer(self, name: str, a: torch.Tensor, Delta: torch.Tensor) -> None:
         if (g := self._of(name)) is not None:
             a, Delta = a.flatten(0, -2), Delta.flatten(0, -2)
+            first = self._first(g)
             if a.dtype == g.dtype:
-                g.addmm_(a.mT, Delta)
-            else:
-                g += a.mT @ Delta
+                torch.mm(a.mT, Delta, out=g) if first else g.addmm_(a.mT, Delta)
+                return
+            size = max(1, PIECE // g.shape[1])  # the product in half precision, as much of it as a cache holds
+            for part, columns in zip(torch.split(g, size), torch.split(a, size, 1), strict=True):
+                product = columns.mT @ Delta
+                part.copy_(product) if first else part.add_(product)
 
     def total(self, name: str, Delta: torch.Tensor) -> None:
-        if (g := self._of(name)) is not None:
+        if (g := self._from_zero(name)) is not None:
             g += Delta.flatten(0, -2).sum(0, dtype=g.dtype)
 
     def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None:
-        if (g := self._of(name)) is not None:
+        if (g := self._from_zero(name)) is not None:
             Delta = Delta.flatten(0, -2 - ids.ndim).sum(0) if Delta.ndim - 1 > ids.ndim else Delta
             g.index_add_(0, ids.flatten(), Delta.flatten(0, -2).to(g.dtype))
 
     def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:
-        if (g := self._of(name)) is not None:
+        if (g := self._from_zero(name)) is not None:
             g += (x * Delta).flatten(0, -2).sum(0, dtype=g.dtype)
+
+    def finished(self) -> None:
+        """Sums need no end."""
 
     def _of(self, name: str) -> torch.Tensor | None:
         g = self.tree.get(name)
         assert not isinstance(g, dict), f"{name} is a part, not a parameter"
         return g
+
+    def _first(self, g: torch.Tensor) -> bool:
+        if self.unset is None or g.data_ptr() not in self.unset:
+            return False
+        self.unset.remove(g.data_ptr())
+        return True
+
+    def _from_zero(self, name: str) -> torch.Tensor | None:
+        """What sums are added to: 0 where nothing has come yet."""
+        g = self._of(name)
+        return g.zero_() if g is not None and self._first(g) else g

@@ -196,4 +196,5 @@ def nested(named: Mapping[str, torch.Tensor]) -> Tree:
 def generator_of(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
     """Randomness without state: the same (seed, name) gives the same stream, in whatever order they are asked for."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    device = "cpu" if str(device) == "meta" else device  # nothing is drawn there, and there is no generator
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

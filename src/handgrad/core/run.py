@@ -34,7 +34,7 @@ class Run:
 
     path            where in the network we are: "" at the top, "blocks.0." inside block 0
     signals         who sees, or replaces, the feature maps x and the error signals Delta_x; None: nobody
-    implementation  "auto", "explicit" or "fused": which pair a `Rule` uses
+    implementation  "explicit", or "auto" or "fused": which pair a `Rule` uses. A model runs with "auto"
     seed            randomness of dropout; None means evaluation, where nothing is dropped
     cache           keys and values of the tokens before `position`
     position        index of the first token of the input in its sequence; (B,) with one for each sample where samples
@@ -46,7 +46,7 @@ class Run:
 
     path: str = ""
     signals: Signals | None = None
-    implementation: str = "auto"
+    implementation: str = "explicit"
     seed: int | None = None
     cache: Cache | None = None
     position: int | torch.Tensor = 0

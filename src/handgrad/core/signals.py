@@ -68,7 +68,7 @@ class Watch(Mapping[str, torch.Tensor]):
         for name in (*self.patterns, *self.replacements):
             looked_for = self.passed and (errors or not leaf(name).startswith("Delta_"))
             if looked_for and not any(fnmatchcase(path, name) for path in self.passed):
-                raise unknown("signal", name, self.passed)
+                raise unknown("signal", name, self.passed | self._wanted.keys())
 
     def again(self) -> Silent:
         return Silent(self)

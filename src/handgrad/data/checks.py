@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -16,6 +17,7 @@ OnUnknown: TypeAlias = Literal["abort", "skip", "replace"]
 
 MAX_VOCAB_SIZE = 2**32  # the widest token file holds uint32
 _LISTED = 8
+SURROGATES = re.compile("[\ud800-\udfff]")
 CHOICES = "Choose what happens to unknown ones: skip (leave them out), replace (put a stand-in) or abort (stop here)."
 
 
@@ -63,6 +65,23 @@ def unknown_characters(found: dict[str, int], why: str, where: str = "the text")
     listed = ", ".join(f"{character!r} at position {at}" for character, at in list(found.items())[:_LISTED])
     more = f", and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return DataError(f"{where} has characters that are {why}: {listed}, counted from 0{more}. {CHOICES}")
+
+
+def writable(text: str, unknown: OnUnknown = "abort") -> str:
+    """`text` as UTF-8 can write it. Only a lone surrogate is unknown then: DataError, or left out, or U+FFFD.
+
+    >>> writable("a" + chr(0xD800), "replace") == "a" + chr(0xFFFD)
+    True
+    """
+    check_choice(unknown)
+    if unknown != "abort":
+        return SURROGATES.sub("" if unknown == "skip" else "\ufffd", text)
+    found: dict[str, int] = {}
+    for match in SURROGATES.finditer(text):
+        found.setdefault(match[0], match.start())
+    if found:
+        raise unknown_characters(found, "not characters that UTF-8 can write")
+    return text
 
 
 def check_choice(unknown: str) -> None:

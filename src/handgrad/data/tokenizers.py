@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, characters, or numbers that are ids already.
+"""Text to token ids and back: bytes, characters, numbers that are ids already, or the pieces of a trained vocabulary.
 
 A tokenizer is a small frozen value. `encode` gives int64 ids in `[0, vocab_size)`; `decode` never fails on ids in
 that range. `tokenizer.json` (format field `handgrad_tokenizer`) keeps it beside data and checkpoints, and its
@@ -7,11 +7,9 @@ that range. `tokenizer.json` (format field `handgrad_tokenizer`) keeps it beside
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from handgrad.core.errors import DataError, FileError
 from handgrad.data.checks import (
     MAX_VOCAB_SIZE,
+    SURROGATES,
     IdArray,
     OnUnknown,
     check_choice,
@@ -32,12 +31,25 @@ from handgrad.data.checks import (
     shown,
     unknown_characters,
 )
+from handgrad.data.control import FIELDS as CONTROL_FIELDS
+from handgrad.data.control import control_from
 from handgrad.data.files import read_json, regular_file, replacing
+from handgrad.data.library import Library
+from handgrad.data.sentencepiece_style import SentencePiece
+from handgrad.data.streaming import StreamDecoder
+
+__all__ = ["Bytes", "Chars", "Ids", "Library", "SentencePiece", "StreamDecoder", "Tokenizer"]
 
 FORMAT_KEY, FORMAT_VERSION = "handgrad_tokenizer", 1
-MAX_FILE_BYTES = 32 << 20  # an alphabet of every character there is takes less
+MAX_FILE_BYTES = 64 << 20  # an alphabet of every character there is takes less, and so do 256,000 pieces
+FIELDS: dict[str, set[str]] = {
+    "bytes": set(),
+    "chars": {"alphabet"},
+    "ids": {"vocab_size"},
+    "library": {"tokenizer", "asked", *CONTROL_FIELDS},
+    "sentencepiece": {"pieces", "scores", "types", "prefix", *CONTROL_FIELDS},
+}
 _STAND_INS = ("\ufffd", "?", " ")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -57,14 +69,14 @@ class Bytes:
         """The bytes of `text` as int64 ids. Only a lone surrogate, which UTF-8 cannot write, is unknown: DataError."""
         check_choice(unknown)
         if unknown == "skip":
-            text = _SURROGATES.sub("", text)
+            text = SURROGATES.sub("", text)
         elif unknown == "replace":
-            text = _SURROGATES.sub("\ufffd", text)
+            text = SURROGATES.sub("\ufffd", text)
         try:
             data = text.encode("utf-8")
         except UnicodeEncodeError:
             found: dict[str, int] = {}
-            for match in _SURROGATES.finditer(text):
+            for match in SURROGATES.finditer(text):
                 found.setdefault(match[0], match.start())
             raise unknown_characters(found, "not characters that UTF-8 can write") from None
         return np.frombuffer(data, np.uint8).astype(np.int64)
@@ -72,6 +84,9 @@ class Bytes:
     def decode(self, ids: Iterable[int] | npt.NDArray[Any]) -> str:
         """The text of the ids; bytes that are no UTF-8 show as U+FFFD. DataError for an id outside the vocabulary."""
         return bytes(in_range(ids, self.vocab_size).astype(np.uint8)).decode("utf-8", "replace")
+
+    def piece(self, i: int) -> bytes:
+        return bytes([i])
 
     def to_json(self) -> dict[str, Any]:
         """What `tokenizer.json` holds."""
@@ -95,7 +110,7 @@ class Chars:
         if not isinstance(self.alphabet, tuple) or not self.alphabet:
             raise DataError("a character alphabet is a tuple of at least one character; found none.")
         for entry in self.alphabet:
-            if not isinstance(entry, str) or len(entry) != 1 or _SURROGATES.match(entry):
+            if not isinstance(entry, str) or len(entry) != 1 or SURROGATES.match(entry):
                 raise DataError(f"alphabet entry {shown(entry)} is not a single character.")
         for before, after in zip(self.alphabet, self.alphabet[1:], strict=False):
             if before == after:
@@ -210,38 +225,7 @@ class Ids:
         return {FORMAT_KEY: FORMAT_VERSION, "kind": self.kind, "vocab_size": self.vocab_size}
 
 
-Tokenizer: TypeAlias = Bytes | Chars | Ids
-
-
-class StreamDecoder:
-    """Text of ids that arrive one at a time; half a UTF-8 character waits until it is whole or known to be broken.
-
-    All that `push` and `flush` return, joined, equals `tokenizer.decode(all ids)`. After `flush` it starts anew.
-
-    >>> stream = StreamDecoder(Bytes())
-    >>> [stream.push(i) for i in "é!".encode()], stream.flush()
-    (['', 'é', '!'], '')
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._n_seen = 0
-
-    def push(self, id: int) -> str:
-        """What can be shown once `id` has arrived, perhaps nothing. DataError for an id outside the vocabulary."""
-        checked = in_range([id], self._tokenizer.vocab_size, first=self._n_seen)
-        separator = " " if isinstance(self._tokenizer, Ids) and self._n_seen else ""
-        self._n_seen += 1
-        if isinstance(self._tokenizer, Bytes):
-            return self._utf8.decode(bytes(checked.tolist()))
-        return separator + self._tokenizer.decode(checked)
-
-    def flush(self) -> str:
-        """What still waited, U+FFFD for a character that never became whole."""
-        rest = self._utf8.decode(b"", final=True)
-        self._n_seen = 0
-        return rest
+Tokenizer: TypeAlias = Bytes | Chars | Ids | Library | SentencePiece
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -266,37 +250,50 @@ def tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json` of handgrad; nothing in it is trusted.
+    """Read a `tokenizer.json` of handgrad, or one of the `tokenizers` library; nothing in it is trusted.
 
     Raises FileError for a file that is missing, too large, damaged, or of another format.
     """
     value = read_json(regular_file(path, "tokenizer file"), MAX_FILE_BYTES)
+    if isinstance(value, dict) and FORMAT_KEY not in value and isinstance(value.get("model"), dict):
+        return _whole(path, lambda: Library(json.dumps(value, ensure_ascii=False)))
     if not isinstance(value, dict) or FORMAT_KEY not in value:
-        raise FileError(f"{path} is {_other_format(value)}; a handgrad tokenizer.json has the field '{FORMAT_KEY}'.")
+        raise FileError(
+            f"{path} is JSON of some other kind; a handgrad tokenizer.json has the field '{FORMAT_KEY}', one of the "
+            "tokenizers library the field 'model'."
+        )
     if type(value[FORMAT_KEY]) is not int or value[FORMAT_KEY] != FORMAT_VERSION:
         raise FileError(
             f"{path} has tokenizer format {shown(value[FORMAT_KEY])}; this version reads {FORMAT_VERSION} only. "
             "Update handgrad, or prepare the data again."
         )
-    fields: dict[str, set[str]] = {"bytes": set(), "chars": {"alphabet"}, "ids": {"vocab_size"}}
     kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in fields:
-        raise FileError(f"{path} has tokenizer kind {shown(kind)}; known: {', '.join(sorted(fields))}.")
-    expected = {FORMAT_KEY, "kind"} | fields[kind]
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise FileError(f"{path} has tokenizer kind {shown(kind)}; known: {', '.join(sorted(FIELDS))}.")
+    expected = {FORMAT_KEY, "kind"} | FIELDS[kind]
     if set(value) != expected:
         odd = ", ".join(sorted(shown(name) for name in set(value) ^ expected)[:8])
         raise FileError(f"{path} is no {kind} tokenizer: missing or unexpected field {odd}.")
+    return _whole(path, lambda: _from_json(kind, value))
+
+
+def _from_json(kind: str, value: dict[str, Any]) -> Tokenizer:
+    if kind == "chars":
+        if not isinstance(value["alphabet"], list):
+            raise DataError("the alphabet is not a list of characters.")
+        return Chars(tuple(value["alphabet"]))
+    if kind == "library":
+        return Library(json.dumps(value["tokenizer"], ensure_ascii=False), control_from(value), value["asked"])
+    if kind == "sentencepiece":
+        lists = [value[name] for name in ("pieces", "scores", "types")]
+        if not all(isinstance(entries, list) for entries in lists) or not isinstance(value["prefix"], bool):
+            raise DataError("pieces, scores and types have to be lists, and prefix true or false.")
+        return SentencePiece(*map(tuple, lists), value["prefix"], control_from(value))
+    return Ids(value["vocab_size"]) if kind == "ids" else Bytes()
+
+
+def _whole(path: str | Path, make: Callable[[], Tokenizer]) -> Tokenizer:
     try:
-        if kind == "chars":
-            if not isinstance(value["alphabet"], list):
-                raise DataError("the alphabet is not a list of characters.")
-            return Chars(tuple(value["alphabet"]))
-        return Ids(value["vocab_size"]) if kind == "ids" else Bytes()
+        return make()
     except DataError as error:
         raise FileError(f"{path} is damaged: {error}") from None
-
-
-def _other_format(value: object) -> str:
-    if isinstance(value, dict) and isinstance(value.get("model"), dict):
-        return f"a Hugging Face tokenizer file (model type {shown(value['model'].get('type'))})"
-    return "JSON of some other kind"

@@ -18,6 +18,7 @@ import numpy as np
 
 from handgrad.core.errors import ConfigError, DataError, FileError
 from handgrad.core.errors import unknown as unknown_name
+from handgrad.data.bpe import size_of, train_bpe
 from handgrad.data.checks import IdArray, OnUnknown, code_points
 from handgrad.data.corpus import (
     CORPUS,
@@ -32,6 +33,7 @@ from handgrad.data.corpus import (
 from handgrad.data.files import has_partial, regular_file, remove_partials, replacing
 from handgrad.data.ids import holds_ids, read_ids, scan_ids
 from handgrad.data.sources import EMBEDDED, embedded_text, read_texts, text_file
+from handgrad.data.streaming import encoded
 from handgrad.data.tokenizers import Bytes, Chars, Ids, Tokenizer, fingerprint, load_tokenizer, tokenizer_bytes
 
 __all__ = ["Corpus", "open_corpus", "prepare"]
@@ -52,11 +54,11 @@ def prepare(
     """Turn sources into tokens under `folder` and open them.
 
     `sources`: text files and the word `embedded`, concatenated in this order (`read_texts`), or `.npy` and `.bin`
-    files of ids. `tokenizer`: "bytes", "chars" (the alphabet of these sources), "ids", the path of a `tokenizer.json`,
-    or None or "auto" (ids for `.npy` and `.bin`, bytes for text). `vocab_size` is for ids; None takes the largest
-    id + 1. `unknown` says what a given character tokenizer does with a character it lacks. `progress(done, total)`
-    is called with tokens written and tokens in all. `accept(vocab_size, n_tokens)` may refuse before anything is
-    written, by raising.
+    files of ids. `tokenizer`: "bytes", "chars" (the alphabet of these sources), "bpe:N" (N tokens trained on them),
+    "ids", the path of a `tokenizer.json`, or None or "auto" (ids for `.npy` and `.bin`, bytes for text). `vocab_size`
+    is for ids; None takes the largest id + 1. `unknown` says what a given tokenizer does with a character it lacks.
+    `progress(done, total)` is called with tokens written and tokens in all. `accept(vocab_size, n_tokens)` may refuse
+    before anything is written, by raising.
 
     Everything is checked before anything is written, and the old files of `folder` stay whole until the new ones are
     complete. Raises DataError, FileError, UnknownName, ConfigError.
@@ -117,8 +119,11 @@ def _first_pass(
             f"{with_ids[0]} holds token ids already, but the tokenizer asked for ({spec}) is for text. "
             "Use tokenizer ids."
         )
-    if isinstance(fixed, str):
+    if fixed == "chars":
         chosen, n_tokens = _scan_alphabet(names)
+    elif isinstance(fixed, str):
+        chosen = train_bpe(read_texts(names), size_of(fixed))
+        n_tokens = _count(names, chosen, unknown)
     else:
         chosen, n_tokens = fixed, _count(names, fixed, unknown)
     if vocab_size is not None and vocab_size != chosen.vocab_size:
@@ -132,16 +137,19 @@ def _first_pass(
 
 
 def _fixed_tokenizer(spec: str | Path | None, names: list[str | Path]) -> Tokenizer | str:
-    """The tokenizer, or "chars" or "ids" where the data complete it."""
+    """The tokenizer, or "chars", "ids" or "bpe:N" where the data complete it."""
     if spec is None or spec == "auto":
         return "ids" if all(holds_ids(name) for name in names) else Bytes()
     if spec == "bytes":
         return Bytes()
     if spec in ("chars", "ids"):
         return str(spec)
+    if str(spec).startswith("bpe:") or spec == "bpe":
+        size_of(str(spec))
+        return str(spec)
     if isinstance(spec, Path) or spec.endswith(".json") or "/" in spec or os.path.isfile(spec):
         return load_tokenizer(spec)
-    raise unknown_name("tokenizer", spec, ["bytes", "chars", "ids", "FILE.json"])
+    raise unknown_name("tokenizer", spec, ["bytes", "chars", "bpe:N", "ids", "FILE.json"])
 
 
 def _scan_ids(names: list[str | Path], of_file: int | None, asked: int | None) -> tuple[Tokenizer, int]:
@@ -167,18 +175,16 @@ def _scan_alphabet(names: list[str | Path]) -> tuple[Tokenizer, int]:
     return Chars(tuple(map(chr, np.flatnonzero(seen).tolist()))), n_tokens
 
 
-def _count(names: list[str | Path], tokenizer: Bytes | Chars, unknown: OnUnknown) -> int:
-    n_tokens, at = 0, 0
+def _count(names: list[str | Path], tokenizer: Tokenizer, unknown: OnUnknown) -> int:
+    if not isinstance(tokenizer, Chars) or unknown != "abort":
+        return sum(ids.size for ids in encoded(tokenizer, read_texts(names), unknown))
+    n_tokens = 0
     missing: dict[str, int] = {}
     for text in read_texts(names):
-        if isinstance(tokenizer, Chars) and unknown == "abort":
-            for character, position in tokenizer.unknown(text).items():
-                missing.setdefault(character, at + position)
-            n_tokens += len(text)
-        else:
-            n_tokens += tokenizer.encode(text, unknown).size
-        at += len(text)
-    if isinstance(tokenizer, Chars) and missing:
+        for character, position in tokenizer.unknown(text).items():
+            missing.setdefault(character, n_tokens + position)
+        n_tokens += len(text)
+    if missing:
         raise tokenizer.refusal(missing, str(names[0]) if len(names) == 1 else f"the {len(names)} sources, joined,")
     return n_tokens
 
@@ -188,8 +194,7 @@ def _second_pass(names: list[str | Path], tokenizer: Tokenizer, unknown: OnUnkno
         for name in names:
             yield from read_ids(name)
     else:
-        for text in read_texts(names):
-            yield tokenizer.encode(text, unknown)
+        yield from encoded(tokenizer, read_texts(names), unknown)
 
 
 def _write_tokens(

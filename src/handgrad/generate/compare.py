@@ -97,15 +97,16 @@ def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
             f"least 1; found {tuple(ids.shape)} and a chunk of {chunk}"
         )
     own, size = differences(model, ids[None], chunk)
-    exact = replace(model, params=model.params.like(model.params.flat.double()), pending=None)
-    double, size = (own, size) if model.params.flat.dtype == torch.float64 else differences(exact, ids[None], chunk)
+    computed_in = (model.shadow or model.params).flat.dtype
+    exact = replace(model, params=model.params.like(model.params.flat.double()), pending=None, shadow=None)
+    double, size = (own, size) if computed_in == torch.float64 else differences(exact, ids[None], chunk)
     rows = []
     for t, token in enumerate(ids.tolist()):
         bound = BOUND * max(1.0, size[t])
         # NaN compares false with everything, so the test is for what is right.
         verdict = "identical" if own[t] == 0 == double[t] else "rounding" if double[t] <= bound else "bug"
         rows.append(Row(t, token, own[t], double[t], bound, verdict))
-    return Comparison(tuple(rows), str(model.params.flat.dtype).removeprefix("torch."))
+    return Comparison(tuple(rows), str(computed_in).removeprefix("torch."))
 
 
 def differences(model: Model, tokens: Tensor, chunk: int) -> tuple[list[float], list[float]]:

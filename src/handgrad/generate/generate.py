@@ -6,6 +6,9 @@ there would be context + 1, only the last context // 2 stay, and from there they
 than the context is treated as if it had been written token by token, so stopping and going on changes nothing. The
 cache follows the same rule: when the window is cut, positions start again at 0 and what is left is read once more.
 
+Several texts at once. Prompts of unequal lengths are padded on the left, where nobody looks, and each text is written
+as if it were alone: it has its own window, and its own random numbers from the seed.
+
 The vocabulary. A model may have more columns than its tokenizer has tokens (padding); those are never drawn.
 """
 
@@ -20,9 +23,13 @@ import torch
 from torch import Tensor
 
 from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.data.control import control_of
 from handgrad.generate.cache import KVCache
+from handgrad.generate.compiled import CompiledReader
 from handgrad.generate.diagnose import refusal
-from handgrad.generate.sample import Sampling, non_finite, pick
+from handgrad.generate.last import last_logits
+from handgrad.generate.padded import PaddedReader, padded
+from handgrad.generate.sample import Sampling, non_finite, penalised, pick, sound
 from handgrad.models.model import Model
 
 DEFAULT = Sampling()
@@ -57,8 +64,11 @@ class Reader:
         return self.run(tokens[:, self.cache.length :], self.cache.length)
 
     def run(self, tokens: Tensor, position: int) -> Tensor:
-        run = replace(self.model.run, seed=None, cache=self.cache, position=position)
-        return self.model(tokens, run)[:, -1]
+        how = self.model.run.implementation
+        if self.cache is not None and tokens.shape[1] == 1 and how == "auto":
+            how = "explicit"  # one row of weights is all there is: tiles have nothing to save, and copy what is kept
+        run = replace(self.model.run, seed=None, cache=self.cache, position=position, implementation=how)
+        return last_logits(self.model, self.model.numbers, tokens, run)
 
 
 def generate(
@@ -69,14 +79,17 @@ def generate(
     seed: int = 0,
     use_cache: bool = True,
     stop: int | Collection[int] | None = None,
+    compiled: bool = False,
 ) -> Iterator[Tensor]:
     """New tokens as they are chosen: each ~ (B,), int64. What can be wrong is checked at the call.
 
-    prompt_ids      ids ~ (B, T), or (T,) for one text (then B = 1). An empty prompt starts from the newline of the
-                    model's tokenizer, or from id 0 where it has none; that token is not given back
+    prompt_ids      ids ~ (B, T), or (T,) for one text (then B = 1), or a list of texts of unequal lengths. An empty
+                    prompt starts from the tokenizer's start token, else its newline, or from id 0 where it has neither;
+                    that token is not given back
     max_new_tokens  at most so many; 0 gives none
     seed            the same seed gives the same text on the same machine
     use_cache       keep keys and values of earlier tokens: the same tokens, sooner
+    compiled        each token by one compiled pass: needs a C++ compiler and up to minutes before the second token
     stop            an id, or several: a row ends with the first of them that it draws, and then repeats it while
                     others go on; once all rows have ended, nothing more comes
 
@@ -92,15 +105,24 @@ def generate(
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise ConfigError(f"{name} is {value}, and must be a whole number from 0 to {(1 << 63) - 1}")
-    prompt = started(model, prompt_ids)
+    texts = unequal(prompt_ids)
+    prompts = [started(model, prompt_ids)] if texts is None else [started(model, text) for text in texts]
     stops = torch.tensor(sorted({stop} if isinstance(stop, int) else set(stop or ())), dtype=torch.int64)
     if len(stops) and (int(stops[0]) < 0 or int(stops[-1]) >= model.config.vocabulary):
         raise ConfigError(
             f"stop is {stops.tolist()}, and the ids of this model go from 0 to {model.config.vocabulary - 1}"
         )
-    n_cached = min(model.config.context, prompt.shape[1] + max_new_tokens)
-    reader = Reader(model, KVCache(n_cached) if use_cache else None)
-    new = written_on(reader, prompt, sampling, torch.Generator().manual_seed(seed), stops.to(prompt.device))
+    n_cached = min(model.config.context, max(prompt.shape[1] for prompt in prompts) + max_new_tokens)
+    if compiled and not use_cache:
+        raise ConfigError("compiled passes write through a cache; ask for one of the two: no cache, or compiled passes")
+    stops, cache = stops.to(prompts[0].device), KVCache(n_cached) if use_cache else None
+    if texts is not None:
+        if compiled:
+            raise ConfigError("a compiled pass reads texts of one length; write without compiling, or one by one")
+        streams = [torch.Generator().manual_seed(seed) for _ in prompts]
+        return islice(written_together(PaddedReader(model, cache), prompts, sampling, streams, stops), max_new_tokens)
+    reader = CompiledReader(model, n_cached) if compiled else Reader(model, cache)
+    new = written_on(reader, prompts[0], sampling, torch.Generator().manual_seed(seed), stops)
     return islice(new, max_new_tokens)
 
 
@@ -112,6 +134,7 @@ def complete(
     seed: int = 0,
     use_cache: bool = True,
     stop: int | Collection[int] | None = None,
+    compiled: bool = False,
 ) -> Tensor:
     """What `generate` gives, at once and without the prompt: ids ~ (B, n), or (n,) for a prompt of one axis.
 
@@ -120,11 +143,22 @@ def complete(
     >>> complete(model, torch.tensor([[1, 2, 3], [4, 5, 6]]), 12).shape
     torch.Size([2, 12])
     """
-    new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop))
-    prompt = torch.as_tensor(prompt_ids)
+    new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop, compiled))
+    shape = (len(prompt_ids), 0) if unequal(prompt_ids) is not None else torch.as_tensor(prompt_ids).shape
     if not new:
-        return torch.zeros((*prompt.shape[:-1], 0), dtype=torch.int64)
-    return torch.stack(new, dim=-1) if prompt.ndim == 2 else torch.cat(new)
+        return torch.zeros((*shape[:-1], 0), dtype=torch.int64)
+    return torch.stack(new, dim=-1) if len(shape) == 2 else torch.cat(new)
+
+
+def unequal(prompt_ids: Any) -> list[Any] | None:
+    """The texts of a list where they differ in length; None for anything else.
+
+    >>> unequal([[1, 2], [3]]), unequal([[1, 2], [3, 4]])
+    ([[1, 2], [3]], None)
+    """
+    if not isinstance(prompt_ids, list | tuple) or not all(hasattr(text, "__len__") for text in prompt_ids):
+        return None
+    return list(prompt_ids) if len({len(text) for text in prompt_ids}) > 1 else None
 
 
 def started(model: Model, prompt_ids: Tensor | Any) -> Tensor:
@@ -144,30 +178,28 @@ def started(model: Model, prompt_ids: Tensor | Any) -> Tensor:
 
 
 def first_id(model: Model) -> int:
-    """Where an empty prompt starts: the newline of the tokenizer, or id 0 where there is none.
+    """Where an empty prompt starts: the tokenizer's start token, else its newline, or id 0 where there is none.
 
     >>> import handgrad as hg
     >>> first_id(hg.build(hg.GPT2Config(vocabulary=11, n_layers=1, n_heads=1, d_model=6)))
     0
     """
+    if begin := control_of(model.tokenizer).begin:
+        return begin[0]
     newline = [] if model.tokenizer is None else [int(i) for i in model.tokenizer.encode("\n", "skip")]
     return newline[0] if newline and newline[0] < model.config.vocabulary else 0
 
 
 def written_on(
-    reader: Reader, prompt: Tensor, sampling: Sampling, generator: torch.Generator, stops: Tensor
+    reader: Reader | CompiledReader, prompt: Tensor, sampling: Sampling, generator: torch.Generator, stops: Tensor
 ) -> Iterator[Tensor]:
     """Tokens without end, unless every row comes to a stop."""
     context, n_seen = reader.model.config.context, prompt.shape[1]
-    n_known = getattr(reader.model.tokenizer, "vocab_size", reader.model.config.vocabulary)
     tokens = prompt[:, n_seen - window(n_seen, context) :]
     ended = torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     new = prompt[:, -1]
     while True:
-        logits = reader.logits(tokens)[:, :n_known]
-        if bad := non_finite(logits):
-            raise refusal(reader.model, tokens, f"no token can be drawn from the logits after {n_seen} tokens: {bad}")
-        new = torch.where(ended, new, pick(logits, sampling, generator))
+        new = torch.where(ended, new, chosen(reader, tokens, tokens, n_seen, sampling, generator))
         yield new
         ended = torch.isin(new, stops)  # a row that has ended repeats its stop, so it stays ended
         if bool(ended.all()):
@@ -175,3 +207,36 @@ def written_on(
         n_seen += 1
         tokens = torch.cat([tokens, new[:, None]], dim=1)
         tokens = tokens[:, tokens.shape[1] - window(n_seen, context) :]
+
+
+def written_together(
+    reader: PaddedReader, prompts: list[Tensor], sampling: Sampling, generators: list[torch.Generator], stops: Tensor
+) -> Iterator[Tensor]:
+    """`written_on` for texts of unequal lengths, each in a window of its own."""
+    context, lengths = reader.model.config.context, [prompt.shape[1] for prompt in prompts]
+    rows = [prompt[0, n - window(n, context) :] for prompt, n in zip(prompts, lengths, strict=True)]
+    new = torch.cat([prompt[0, -1:] for prompt in prompts])
+    ended = torch.zeros_like(new, dtype=torch.bool)
+    while True:
+        new = torch.where(ended, new, chosen(reader, rows, padded(rows, -1), max(lengths), sampling, generators))
+        yield new
+        ended = torch.isin(new, stops)
+        if bool(ended.all()):
+            return
+        lengths = [n + 1 for n in lengths]
+        rows = [torch.cat([row, new[i : i + 1]]) for i, row in enumerate(rows)]
+        rows = [row[len(row) - window(n, context) :] for row, n in zip(rows, lengths, strict=True)]
+
+
+def chosen(
+    reader: Any, tokens: Any, seen: Tensor, n_seen: int, sampling: Sampling, generator: torch.Generator | list[Any]
+) -> Tensor:
+    """The next token of each row; `seen` are the ids in its window, -1 where there is none."""
+    model: Model = reader.model
+    logits = reader.logits(tokens)[:, : getattr(model.tokenizer, "vocab_size", model.config.vocabulary)]
+    if not sound(logits) and (bad := non_finite(logits)):
+        where = tokens if isinstance(tokens, Tensor) else padded(tokens, 0)
+        raise refusal(model, where, f"no token can be drawn from the logits after {n_seen} tokens: {bad}")
+    if sampling.repetition_penalty != 1:
+        logits = penalised(logits, seen, sampling.repetition_penalty)
+    return pick(logits, sampling, generator).to(seen.device)

@@ -19,7 +19,7 @@ from handgrad.core.gradients import Gradients
 from handgrad.core.params import Slot, Tree, prefixed
 from handgrad.core.run import Run
 from handgrad.layers.linear import Linear
-from handgrad.layers.mask import EVERYONE, Mask
+from handgrad.layers.mask import EVERYONE, Bound, Mask
 from handgrad.layers.multihead import cut, joined
 from handgrad.rules.attend import ATTEND
 
@@ -66,7 +66,7 @@ class CrossAttention:
         a, b = ab
         (query,), saved_a = self.asking.forward(p, a, run)
         (key, value), saved_b = self.answering.forward(p, b, run)
-        allowed = self.mask(a.shape[-2], b.shape[-2], self.first(run), a.device)
+        allowed = Bound(self.mask, a.shape[-2], b.shape[-2], self.first(run), a.device)
         q, k, v = (cut(y, self.width // self.heads) for y in (query, key, value))
         heads, saved_attend = ATTEND.forward(q, k, v, allowed, run=run)
         y, saved_out = self.out.forward(inside(p, "out"), joined(heads), run / "out")

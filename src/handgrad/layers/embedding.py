@@ -48,6 +48,9 @@ class PositionEmbedding:
 
     def forward(self, p: Tree, ids: Tensor, run: Run) -> tuple[Tensor, embed.Saved]:
         first, last = run.position, run.position + ids.shape[-1]
+        if not isinstance(first, int) and first.ndim == 0:  # whoever holds such a position knows that it fits
+            a, saved = embed.forward(first + torch.arange(ids.shape[-1], device=first.device), p["w_pos"])
+            return a.expand(*ids.shape, self.width), saved
         if (most := int(torch.as_tensor(last).max())) > self.context:
             raise ShapeError(
                 f"{most} tokens do not fit the context of {self.context} positions that this model has learned; "

@@ -18,7 +18,7 @@ from handgrad.core.gradients import Gradients
 from handgrad.core.params import Slot, Tree, prefixed
 from handgrad.core.run import Run
 from handgrad.layers.linear import Linear
-from handgrad.layers.mask import CAUSAL, Mask
+from handgrad.layers.mask import CAUSAL, Bound, Mask
 from handgrad.layers.temperature import Temperature
 from handgrad.rules.attend import ATTEND
 
@@ -68,7 +68,7 @@ class Head:
             q, saved_tau = self.temperature.forward(inside(p, "temperature"), q, run / "temperature")
         if run.cache is not None:
             k, v = run.cache.extend(run.path, k, v)
-        allowed = self.mask(q.shape[-2], k.shape[-2], run.position, q.device)
+        allowed = Bound(self.mask, q.shape[-2], k.shape[-2], run.position, q.device)
         out, saved_attend = ATTEND.forward(q, k, v, allowed, run=run)
         return out.squeeze(1), [saved_in, saved_tau, saved_attend]
 

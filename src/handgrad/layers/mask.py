@@ -1,8 +1,10 @@
 """Which keys a query may attend to: frozen objects that give a bool matrix, True = may attend.
 
-The last key is always the last query's own token, so a mask works the same over a whole sequence and over the tokens
-that follow a cache. `first` is the position of the first query: a number, or one for each sample, (B,), where samples
-were padded on the left; their padding stands at negative positions, which nobody may attend to.
+`first` is the position of the first query: a number, or one for each sample, (B,), where samples were padded on the
+left; their padding stands at negative positions, which nobody may attend to. The last key is the last query's own
+token, so a mask works the same over a whole sequence and over the tokens that follow a cache. Only where `first` is a
+tensor of one number do keys stand from position 0 on, however many there are: those after the last query are room
+still empty.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from handgrad.core.allowed import Tile, require_bool, tile
 from handgrad.core.errors import ConfigError, ShapeError
-from handgrad.rules.attend import require_bool
 
 First = int | Tensor
 Device = str | torch.device
@@ -28,6 +30,35 @@ class Mask(Protocol):
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A mask with its numbers of queries and keys: what a rule of attention asks for whole, or rows at a time.
+
+    >>> Bound(Causal(), 4, 4, 0).tile(2, 4)
+    Tile(first=0, free=2, end=4, allowed=tensor([[ True, False],
+            [ True,  True]]), certain=True)
+    """
+
+    mask: Mask
+    n_queries: int
+    n_keys: int
+    first: First
+    device: Device = "cpu"
+
+    def whole(self) -> Tensor | None:
+        return self.mask(self.n_queries, self.n_keys, self.first, self.device)
+
+    def tile(self, start: int, stop: int) -> Tile:
+        """By the mask's own `tile`, where it has one and keys end with the queries; else some rows of the whole.
+
+        Heads that share their keys may come as rows of one query: more rows than queries, and the whole is one row.
+        """
+        own = getattr(self.mask, "tile", None) if stop <= self.n_queries else None
+        if own is not None and isinstance(self.first, int) and self.first + self.n_queries == self.n_keys:
+            return own(start + self.first, stop + self.first, self.device)
+        return tile(self.whole(), start, stop, self.n_keys)
+
+
+@dataclass(frozen=True)
 class Causal:
     """Query i of n_queries stands at position first + i, and may attend to keys 0 … first + i.
 
@@ -36,11 +67,15 @@ class Causal:
             [ True,  True,  True,  True]])
     """
 
-    def __call__(self, n_queries: int, n_keys: int, first: First, device: Device = "cpu") -> Tensor:
+    def __call__(self, n_queries: int, n_keys: int, first: First, device: Device = "cpu") -> Tensor | None:
         if isinstance(first, int):
-            return lower(n_queries, n_keys, first, str(device))
+            return None if n_queries == 1 == n_keys - first else lower(n_queries, n_keys, first, str(device))
         query, key = positions(n_queries, n_keys, first, device)
         return (key <= query) & (key >= 0)
+
+    def tile(self, start: int, stop: int, device: Device) -> Tile:
+        """Queries at the positions start … stop - 1: all of them may attend to what stands before `start`."""
+        return Tile(0, start, stop, lower(stop - start, stop - start, 0, str(device)), True)
 
 
 @lru_cache(maxsize=64)
@@ -54,7 +89,10 @@ class Everyone:
     """Every query may attend to every key: attention without a mask."""
 
     def __call__(self, n_queries: int, n_keys: int, first: First, device: Device = "cpu") -> Tensor | None:
-        return None if isinstance(first, int) else positions(n_queries, n_keys, first, device)[1] >= 0
+        if isinstance(first, int):
+            return None
+        key = positions(n_queries, n_keys, first, device)[1]
+        return key < first + n_queries if first.ndim == 0 else key >= 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +113,11 @@ class Window:
     def __call__(self, n_queries: int, n_keys: int, first: First, device: Device = "cpu") -> Tensor:
         query, key = positions(n_queries, n_keys, first, device)
         return (key <= query) & (key > query - self.width) & (key >= 0)
+
+    def tile(self, start: int, stop: int, device: Device) -> Tile:
+        """Queries at the positions start … stop - 1: the keys of their windows and no others."""
+        first = max(0, start - self.width + 1)
+        return Tile(first, first, stop, self(stop - start, stop - first, start - first, device), True)
 
 
 @dataclass(frozen=True)
@@ -156,7 +199,7 @@ def positions(n_queries: int, n_keys: int, first: First, device: Device) -> tupl
     """Of the queries (T, 1) and of the keys (1, S); (B, 1, T, 1) and (B, 1, 1, S) where `first` is one a sample."""
     query = torch.arange(n_queries, device=device)[:, None]
     key = torch.arange(n_keys, device=device)[None]
-    if isinstance(first, int):
+    if isinstance(first, int) or first.ndim == 0:
         return query + first, key
     first = first.to(device)[:, None, None, None]
     return query + first, key + (first + n_queries - n_keys)

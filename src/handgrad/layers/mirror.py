@@ -15,6 +15,7 @@ from handgrad.core.gradients import Gradients
 from handgrad.core.params import Slot, Tree
 from handgrad.core.run import Run
 from handgrad.layers.head import Head
+from handgrad.layers.mask import Bound
 from handgrad.rules.attend import ATTEND
 
 
@@ -37,7 +38,7 @@ class Mirror:
         q, k, v = (y.unsqueeze(1) for y in branches)
         if run.cache is not None:
             q, v = run.cache.extend(run.path, q, v)
-        allowed = self.head.mask(k.shape[-2], q.shape[-2], run.position, q.device)
+        allowed = Bound(self.head.mask, k.shape[-2], q.shape[-2], run.position, q.device)
         out, saved_attend = ATTEND.forward(k, q, v, allowed, run=run / "mirror")
         return out.squeeze(1), [saved_in, saved_attend]
 

@@ -53,7 +53,7 @@ class Rotary:
                 f"rotary positions were made for heads of width {self.width}, found {x.shape[-1]}: "
                 "the width decides the angles"
             )
-        phi = self.phi(positions(run.position, x.shape[-2])).to(x.device)
+        phi = self.phi(positions(run.position, x.shape[-2]).to(x.device))
         phi = phi.unsqueeze(-3) if x.ndim > phi.ndim else phi  # (B, T, D/2) -> (B, 1, T, D/2): for every head
         return ROPE.forward(x, phi, self.pairing, run=run)
 
@@ -100,7 +100,8 @@ class Alibi:
 
 def positions(first: int | Tensor, T: int) -> Tensor:
     """Positions ~ (T,) from `first` on, or (B, T) where each sample has a first one of its own."""
-    first = torch.as_tensor(first)
+    if isinstance(first, int):
+        return torch.arange(first, first + T)
     return first[..., None] + torch.arange(T, device=first.device)
 
 

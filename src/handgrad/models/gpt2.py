@@ -26,6 +26,25 @@ NUMBERS = {"dropout": (0, 1), "epsilon": (1e-30, 1), "std": (0, 100)}  # field -
 TIED = {"head.w_emb": "embedding.token.w_emb"}
 
 
+def wrong_fields(config: object, whole: Mapping[str, tuple], numbers: Mapping[str, tuple]) -> list[str]:
+    """What cannot be among the fields of a configuration, one sentence each."""
+    wrong = [
+        f"{name} is {value!r}, and must be a whole number from {least} to {most}"
+        for name, (least, most) in whole.items()
+        if type(value := getattr(config, name)) is not int or not least <= value <= most
+    ]
+    wrong += [
+        f"{name} is {value!r}, and must be a number from {least} to below {below}"
+        for name, (least, below) in numbers.items()
+        if type(value := getattr(config, name)) not in (int, float) or not least <= value < below
+    ]
+    return wrong + [
+        f"{name} is {getattr(config, name)!r}, and must be true or false"
+        for name in ("bias", "tied")
+        if type(getattr(config, name)) is not bool
+    ]
+
+
 @dataclass(frozen=True)
 class GPT2Config:
     """The shape of a GPT-2-like model.
@@ -62,21 +81,7 @@ class GPT2Config:
     std: float = 0.0
 
     def __post_init__(self) -> None:
-        wrong = [
-            f"{name} is {value!r}, and must be a whole number from {least} to {most}"
-            for name, (least, most) in WHOLE.items()
-            if type(value := getattr(self, name)) is not int or not least <= value <= most
-        ]
-        wrong += [
-            f"{name} is {value!r}, and must be a number from {least} to below {below}"
-            for name, (least, below) in NUMBERS.items()
-            if type(value := getattr(self, name)) not in (int, float) or not least <= value < below
-        ]
-        wrong += [
-            f"{name} is {getattr(self, name)!r}, and must be true or false"
-            for name in ("bias", "tied")
-            if type(getattr(self, name)) is not bool
-        ]
+        wrong = wrong_fields(self, WHOLE, NUMBERS)
         if not wrong and self.d_model % self.n_heads:
             wrong.append(
                 f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}: equal heads cannot be cut"

@@ -1,63 +1,114 @@
-"""A trained model from disk. Loading runs no code from a file."""
+"""A trained model from disk, of any of the kinds in `models/found.py`. Loading runs no code from a file."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from handgrad.core.errors import FileError
+import torch
+
+from handgrad.core.errors import ConfigError, DataError, FileError
 from handgrad.core.params import Buffer, Layout
+from handgrad.data.formats import from_folder, from_llama2c
+from handgrad.data.gguf_tokens import from_gguf
 from handgrad.data.tokenizers import fingerprint, load_tokenizer
+from handgrad.models.found import Source, find
+from handgrad.models.gguf_file import config_of_gguf, load_gguf
+from handgrad.models.hf import config_of_folder, load_hf
+from handgrad.models.llama2c import config_of_bin, load_llama2c
 from handgrad.models.model import Model
 from handgrad.models.store import (
-    CHECKPOINTS,
     DTYPES,
     PARAMS,
-    STATE,
     TOKENIZER,
+    ModelConfig,
     expected_shapes,
-    latest,
     metadata_of,
     model_config_of,
     read_state,
     read_tensors,
+    stored_dtype,
 )
 
 
-def load(path: str | Path) -> Model:
-    """The model of a run folder (its newest checkpoint) or of one checkpoint folder, with its tokenizer.
+def load(path: str | Path, dtype: torch.dtype | None = None, tokenizer: bool = True) -> Model:
+    """The model that `path` names, with its tokenizer where it has one.
 
-    The parameters have the type they were trained in. Raises FileError for anything that is not such a folder, or is
-    damaged, naming what was expected and what was found.
+    path    a run folder (its newest checkpoint) or one checkpoint folder, a Hugging Face folder, a `.gguf`, a llama2.c
+            `.bin`, or the name of a bundled or installed model
+    dtype   of the parameters. Left out, it is what a checkpoint was trained in, and float32 for other files (float64
+            where they hold that)
+    tokenizer   False leaves the tokenizer of other libraries' files unread, of whatever kind it is
+
+    Raises FileError for anything else, or what is damaged, naming what was expected and what was found.
 
     >>> load("no/such/run")
     Traceback (most recent call last):
-    handgrad.core.errors.FileError: there is no model 'no/such/run'; expected a run folder or a checkpoint folder
+    handgrad.core.errors.FileError: there is no model 'no/such/run'; expected a run folder or a checkpoint folder, a \
+Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists
     """
-    folder = checkpoint_folder(path)
-    return model_from(folder, read_state(folder))
+    if dtype is not None and dtype not in (torch.float32, torch.float64):
+        raise ConfigError(f"dtype is {dtype}, and parameters are kept in torch.float32 or torch.float64")
+    return load_from(find(path), dtype, tokenizer)
+
+
+def load_from(source: Source, dtype: torch.dtype | None = None, tokenizer: bool = True) -> Model:
+    """The model of a source that `found.find` gave."""
+    path = source.path
+    if source.kind == "checkpoint":
+        model = model_from(path, read_state(path))
+        return model if dtype is None else replace(model, params=model.params.like(model.params.flat.to(dtype)))
+    words: Any = None
+    if source.kind == "gguf":
+        model, fields = load_gguf(path, dtype)
+        words = of_gguf(path, fields) if tokenizer else None
+    elif source.kind == "llama2.c":
+        model = load_llama2c(path, dtype)
+        words = beside_bin(path, model.config.vocabulary) if tokenizer else None
+    else:
+        words = from_folder(path) if tokenizer else None
+        model = load_hf(path, dtype)
+    if words is not None and words.vocab_size > model.config.vocabulary:
+        raise FileError(
+            f"{path}: its tokenizer has {words.vocab_size} tokens, more than the {model.config.vocabulary} of the model"
+        )
+    return replace(model, tokenizer=words)
+
+
+def of_gguf(path: Path, fields: Mapping[str, Any]) -> Any:
+    try:
+        return from_gguf(fields)
+    except DataError as error:
+        raise FileError(f"{path}: its tokenizer cannot be used: {error}") from None
+
+
+def beside_bin(path: Path, vocabulary: int) -> Any:
+    """The tokenizer that lies beside a llama2.c file, tok512.bin or tokenizer.bin, if it has the model's tokens."""
+    for name in (f"tok{vocabulary}.bin", "tokenizer.bin"):
+        file = path.with_name(name)
+        if file.is_file() and (found := from_llama2c(file)).vocab_size == vocabulary:
+            return found
+    return None
+
+
+def config_of(path: str | Path) -> ModelConfig:
+    """The configuration of the model that `path` names; its numbers are not read. Raises FileError."""
+    source = find(path)
+    if source.kind == "checkpoint":
+        return model_config_of(read_state(source.path), source.path)
+    if source.kind == "gguf":
+        return config_of_gguf(source.path)
+    return config_of_bin(source.path) if source.kind == "llama2.c" else config_of_folder(source.path)
 
 
 def checkpoint_folder(path: str | Path) -> Path:
-    """The checkpoint folder that a path means. Raises FileError."""
-    folder = Path(path)
-    if not os.path.exists(folder):
-        raise FileError(f"there is no model {str(path)!r}; expected a run folder or a checkpoint folder")
-    if not folder.is_dir():
-        raise FileError(f"{str(path)!r} is a file; expected a run folder or a checkpoint folder")
-    if (folder / CHECKPOINTS).is_dir():
-        newest = latest(folder)
-        if newest is None:
-            raise FileError(f"the run {str(path)!r} has no checkpoint yet: {CHECKPOINTS}/ holds no complete one")
-        return newest
-    if (folder / STATE).exists() or (folder / PARAMS).exists():
-        return folder
-    raise FileError(
-        f"{str(path)!r} holds no model; expected a run folder (with {CHECKPOINTS}/) or a checkpoint folder "
-        f"(with {STATE} and {PARAMS})"
-    )
+    """The checkpoint folder that a path means. Raises FileError, also for models of other kinds."""
+    source = find(path)
+    if source.kind != "checkpoint":
+        raise FileError(f"{str(path)!r} is a model of another kind ({source.kind}); expected a checkpoint folder")
+    return source.path
 
 
 def model_from(folder: Path, state: Mapping[str, Any]) -> Model:
@@ -75,7 +126,7 @@ def model_from(folder: Path, state: Mapping[str, Any]) -> Model:
         )
     layer = config.layers()
     layout = Layout(layer.slots(), dict(config.ties()))
-    tensors = read_tensors(folder / PARAMS, expected_shapes(layout), state["dtype"], metadata_of(state))
+    tensors = read_tensors(folder / PARAMS, expected_shapes(layout), stored_dtype(state), metadata_of(state))
     params = layout.zeros(DTYPES[state["dtype"]][0])
     for name, value in tensors.items():
         params[name].copy_(value)

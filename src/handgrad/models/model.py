@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from handgrad.core.combine import Chain, inside
 from handgrad.core.errors import ConfigError, ShapeError
 from handgrad.core.gradients import Accumulate, Gradients
 from handgrad.core.layer import Layer
-from handgrad.core.params import Buffer, Layout
-from handgrad.core.run import Run
+from handgrad.core.params import Buffer, Layout, Tree
+from handgrad.core.run import Run, widened
 from handgrad.core.signals import Both, Watch
+from handgrad.layers.embedding import Unembedding
 from handgrad.rules.crossentropy import CROSS_ENTROPY
+from handgrad.rules.fused import headloss_chunked
+from handgrad.rules.headloss import CHUNKED, HEAD_LOSS
 
 
 class Config(Protocol):
@@ -39,6 +44,9 @@ class Pending(NamedTuple):
     run: Run
 
 
+HEAD = "head"  # the last part of a model, which gives logits
+
+
 @dataclass
 class Model:
     """Token ids in, logits out; a loss, and its gradient by the layers' own backward maps.
@@ -56,13 +64,42 @@ class Model:
     config: Config
     layer: Layer
     params: Buffer
-    run: Run = field(default_factory=Run)
+    run: Run = field(default_factory=lambda: Run(implementation="auto"))
     tokenizer: Any = None
     pending: Pending | None = None
+    shadow: Buffer | None = None
 
     def __call__(self, tokens: Tensor, run: Run | None = None) -> Tensor:
         """Logits ~ (B, T, V) of ids ~ (B, T), in evaluation (nothing is dropped)."""
-        return self.layer.forward(self.params.tree, self.checked(tokens), run or self.run)[0]
+        return self.layer.forward(self.numbers, self.checked(tokens), run or self.run)[0]
+
+    @property
+    def numbers(self) -> Tree:
+        """What passes compute with: the parameters, or their shadow in half precision."""
+        return (self.params if self.shadow is None else self.shadow).tree
+
+    @cached_property
+    def trunk(self) -> Chain | None:
+        """All but the logits, where they are agreements with an embedding; None where the model ends in another way."""
+        if not isinstance(self.layer, Chain) or not isinstance(self.layer.parts.get(HEAD), Unembedding):
+            return None
+        *parts, last = self.layer.parts
+        return Chain({name: self.layer.parts[name] for name in parts}) if last == HEAD else None
+
+    @property
+    def w_head(self) -> Tensor:
+        w: Any = inside(self.numbers, HEAD)["w_emb"]
+        return w
+
+    def shadowed(self, dtype: torch.dtype) -> Model:
+        """The same parameters, with passes computed in `dtype`: a copy of them that `refresh` brings up to date."""
+        shadow = None if dtype == self.params.flat.dtype else self.params.like(self.params.flat.to(dtype))
+        return replace(self, shadow=shadow, pending=None)
+
+    def refresh(self) -> None:
+        """Bring the shadow up to date after the parameters have changed."""
+        if self.shadow is not None:
+            self.shadow.flat.copy_(self.params.flat)
 
     def loss(
         self,
@@ -88,10 +125,33 @@ class Model:
         targets, valid = self.aimed(tokens, targets, valid)
         if n_valid is not None and n_valid < 1:
             raise ShapeError(f"n_valid is {n_valid}: it is what the sum of losses is divided by, so at least 1")
-        logits, saved = self.layer.forward(self.params.tree, tokens, run)
         n = int(valid.sum()) if n_valid is None else n_valid
-        loss, saved_loss = CROSS_ENTROPY.forward(logits, targets, valid, n, run=run / "loss")
+        if self.trunk is None:
+            logits, saved = self.layer.forward(self.numbers, tokens, run)
+            loss, saved_loss = CROSS_ENTROPY.forward(logits, targets, valid, n, run=run / "loss")
+        else:
+            a, saved = self.trunk.forward(self.numbers, tokens, run)
+            loss, saved_loss = HEAD_LOSS.forward(a, self.w_head, targets, valid, n, run=run)
         self.pending = Pending(loss, saved, saved_loss, run)
+        return loss
+
+    def loss_and_backward(
+        self, tokens: Tensor, targets: Tensor, grads: Gradients, *, n_valid: int, run: Run | None = None
+    ) -> Tensor:
+        """`loss` and `backward` at once, for training: where nobody watches the logits, each is formed only once."""
+        run = run or self.run
+        if self.trunk is None or HEAD_LOSS.choose(run) is not CHUNKED:
+            loss = self.loss(tokens, targets, n_valid=n_valid, run=run)
+            self.backward(grads)
+            return loss
+        self.pending = None
+        targets, valid = self.aimed(self.checked(tokens), targets, None)
+        a, saved = self.trunk.forward(self.numbers, tokens, run)
+        one = torch.ones((), dtype=widened(a[:0]).dtype, device=a.device)
+        loss, Delta = headloss_chunked.both(a, self.w_head, targets, valid, n_valid, one, grads / HEAD)
+        del a
+        (grads / HEAD).finished()
+        self.trunk.backward(self.numbers, Delta, saved, grads, run)
         return loss
 
     def backward(self, grads: Gradients | None = None) -> Buffer | None:
@@ -104,9 +164,17 @@ class Model:
         (loss, saved, saved_loss, run), self.pending = self.pending, None
         gradient = self.params.layout.zeros(self.params.flat.dtype, self.params.flat.device) if grads is None else None
         receiver = Accumulate(gradient.tree) if gradient is not None else grads
-        Delta = CROSS_ENTROPY.backward(torch.ones_like(loss), saved_loss, run / "loss")
-        del saved_loss
-        self.layer.backward(self.params.tree, Delta, saved, receiver, run)
+        if self.trunk is None:
+            Delta = CROSS_ENTROPY.backward(torch.ones_like(loss), saved_loss, run / "loss")
+            del saved_loss
+            self.layer.backward(self.numbers, Delta, saved, receiver, run)
+        else:
+            pair, kept = saved_loss
+            Delta = pair.backward(torch.ones_like(loss), kept, receiver / HEAD, run)
+            del kept
+            del saved_loss
+            (receiver / HEAD).finished()
+            self.trunk.backward(self.numbers, Delta, saved, receiver, run)
         return gradient
 
     @contextmanager
@@ -177,6 +245,8 @@ def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, dev
 def watch(model: Model, *patterns: str, replace: dict | None = None):
     """Record signals while the block runs; results stay the same, bit for bit, unless something is replaced.
 
+    Watching what only the explicit form of a rule shows, such as attention weights, selects that form for that layer:
+    the results are then those of `implementation="explicit"` there, which may differ in the last digits.
     A backward pass is watched where its forward pass was: call `model.loss` inside the block too. Blocks may be
     nested. A replacement has no derivative: what it replaces gets the error signal as if it stood in its place; to cut
     the way back too, replace `Delta_x` as well. At the end of the block a pattern or replacement that met no signal is

@@ -23,14 +23,19 @@ from torch import Tensor
 
 from handgrad.core.errors import ConfigError, FileError, HandgradError, unknown
 from handgrad.core.params import Layout
+from handgrad.layers.frequencies import SCALINGS, Scaling, scaling
 from handgrad.models.gpt2 import GPT2Config
+from handgrad.models.llama import LlamaConfig
 
 CHECKPOINTS = "checkpoints"
 PARAMS, OPTIMISER = "params.safetensors", "optimiser.safetensors"
 STATE, TOKENIZER = "state.json", "tokenizer.json"
 FORMAT_KEY, FORMAT_VERSION = "handgrad_checkpoint", 1
 DTYPES = {"float32": (torch.float32, "F32"), "float64": (torch.float64, "F64")}
-KINDS = {"gpt2": GPT2Config}
+STORED_DTYPE = "stored_dtype"  # of state.json, optional: the file's numbers are those of `dtype`, rounded to this
+STORED = DTYPES | {"bfloat16": (torch.bfloat16, "BF16")}
+ModelConfig = GPT2Config | LlamaConfig
+KINDS: dict[str, type[ModelConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}
 
 _MAX_STATE_BYTES = 4 << 20
 _STEP_FOLDER = re.compile(r"step_(\d{6,18})")
@@ -62,26 +67,54 @@ _STATE_TYPES: dict[str, tuple[type, ...]] = {
 def described(config: Any) -> dict[str, Any]:
     """A model's configuration as a table for TOML or JSON; `config_from` reads it."""
     kind = next(kind for kind, cls in KINDS.items() if type(config) is cls)
-    return {"kind": kind, **asdict(config)}
+    table = {"kind": kind, **asdict(config)}
+    for name in table:
+        if isinstance(part := getattr(config, name, None), Scaling):
+            table[name] = {"kind": next(kind for kind, cls in SCALINGS.items() if type(part) is cls), **asdict(part)}
+    return table
 
 
-def config_from(table: Mapping[str, Any], where: str) -> GPT2Config:
+def config_from(table: Mapping[str, Any], where: str) -> ModelConfig:
     """The configuration that a table describes; `where` begins the message of a ConfigError or UnknownName.
 
     >>> config_from({"kind": "gpt2", "vocabulary": 65, "n_layers": 2}, "here").n_layers
     2
     """
+    cls, given = kind_of(table, where)
+    given = checked_fields(cls, given, where)
+    if "vocabulary" not in given:
+        raise ConfigError(f"{where}: vocabulary is missing, the number of tokens that the model knows")
+    try:
+        return cls(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def kind_of(table: Mapping[str, Any], where: str) -> tuple[type[ModelConfig], dict[str, Any]]:
+    """The class that a table's `kind` names, and the rest of the table."""
     given = dict(table)
     kind = given.pop("kind", "gpt2")
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown(f"kind of model in {where}", str(kind), KINDS)
-    given = checked_fields(KINDS[kind], given, where)
-    if "vocabulary" not in given:
-        raise ConfigError(f"{where}: vocabulary is missing, the number of tokens that the model knows")
+    return KINDS[kind], given
+
+
+def scaling_from(table: Any, where: str) -> Scaling:
+    """The rotary scaling that a table describes.
+
+    >>> scaling_from({"kind": "linear", "factor": 4}, "here")
+    LinearScaling(factor=4.0, base=10000.0)
+    """
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} is {_shown(table)}, and must be a table with the kind of rotary scaling")
+    given = dict(table)
+    kind = given.pop("kind", "plain")
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise unknown(f"rotary scaling in {where}", str(kind), SCALINGS)
     try:
-        return KINDS[kind](**given)
+        return scaling(kind, checked_fields(SCALINGS[kind], given, where))
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise error if str(error).startswith(where) else ConfigError(f"{where}: {error}") from None
 
 
 def checked_fields(cls: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -93,6 +126,9 @@ def checked_fields(cls: type, table: Mapping[str, Any], where: str) -> dict[str,
         if name not in types:
             raise unknown(f"key in {where}", name, types)
         wanted, found = types[name], type(value).__name__
+        if wanted == "Scaling":
+            checked[name] = value if isinstance(value, Scaling) else scaling_from(value, f"{where}, {name}")
+            continue
         if found == "int" and wanted == "float" and abs(value) < 2**53:
             value, found = float(value), "float"
         if found != wanted:
@@ -161,10 +197,17 @@ def read_state(folder: Path) -> dict[str, Any]:
             raise FileError(f"{path} is damaged: {name} is {_shown(state[name])}, and no loss is that large")
     if state["dtype"] not in DTYPES:
         raise FileError(f"{path} is damaged: dtype is {_shown(state['dtype'])}; known: {', '.join(DTYPES)}")
+    if not isinstance(stored := stored_dtype(state), str) or stored not in STORED:
+        raise FileError(f"{path} is damaged: {STORED_DTYPE} is {_shown(stored)}; known: {', '.join(STORED)}")
     return state
 
 
-def model_config_of(state: Mapping[str, Any], folder: Path) -> GPT2Config:
+def stored_dtype(state: Mapping[str, Any]) -> Any:
+    """The type of the numbers in params.safetensors: that of the model, unless the checkpoint was made smaller."""
+    return state.get(STORED_DTYPE, state["dtype"])
+
+
+def model_config_of(state: Mapping[str, Any], folder: Path) -> ModelConfig:
     """The configuration in a checkpoint's state; one that the parameter file cannot hold is refused before it costs."""
     path = folder / STATE
     try:
@@ -206,10 +249,10 @@ def read_tensors(
     if extra := [name for name in found if name not in expected]:
         raise FileError(f"{path} does not fit the model: {_listed(extra)} found, and not expected")
     for name, shape in expected.items():
-        if found[name] != (shape, DTYPES[dtype][1]):
+        if found[name] != (shape, STORED[dtype][1]):
             was, kind = found[name]
             raise FileError(
-                f"{path} does not fit the model: {name} should be {shape} of {DTYPES[dtype][1]}, found {was} of {kind}"
+                f"{path} does not fit the model: {name} should be {shape} of {STORED[dtype][1]}, found {was} of {kind}"
             )
     try:
         with safe_open(path, framework="pt") as file:

@@ -21,12 +21,13 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from handgrad.core.errors import ShapeError
+from handgrad.core.allowed import Mask, whole
+from handgrad.core.product import perhaps, product
 from handgrad.core.rule import Pair, Rule
 from handgrad.core.run import Run, widened
+from handgrad.rules.fused import attend_tiled
 
 
 class Saved(NamedTuple):
@@ -36,29 +37,20 @@ class Saved(NamedTuple):
     rho: Tensor  # (B, H, T, S)  kept: forming it again is the whole forward pass
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, run: Run) -> tuple[Tensor, Saved]:
-    require_bool(allowed)
+def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Mask, run: Run) -> tuple[Tensor, Saved]:
+    allowed = whole(allowed)
     q, k, v = run.show("q", q), run.show("k", k), run.show("v", v)
-    raw = run.show("raw", q @ k.mT)
+    raw = run.show("raw", product(q, k.mT))
     scaled = run.show("scaled", raw / sqrt(q.shape[-1]))
     causal = run.show("causal", scaled if allowed is None else scaled.where(allowed, -inf))
     rho = run.show("rho", softmax(causal, allowed).to(v.dtype))
-    return run.show("out", rho @ v), Saved(q, k, v, rho)
-
-
-def require_bool(allowed: Tensor | None) -> None:
-    """A mask of numbers means another thing to everybody: 1 = may attend to some, a score to be added to others."""
-    if allowed is not None and allowed.dtype != torch.bool:
-        raise ShapeError(
-            f"a mask must be bool, True = may attend; found {allowed.dtype}, which could as well be scores to add. "
-            "Compare it yourself, for example mask == 1"
-        )
+    return run.show("out", product(rho, v)), Saved(q, k, v, rho)
 
 
 def softmax(causal: Tensor, allowed: Tensor | None) -> Tensor:
     """exp(causal) / rowsum(exp(causal)), by rows; a row with nothing allowed is 0, not 0/0."""
     causal = widened(causal)
-    if allowed is None or not bool((empty := ~allowed.any(-1, keepdim=True)).any()):
+    if allowed is None or not perhaps(empty := ~allowed.any(-1, keepdim=True)):
         return causal.softmax(-1)
     return causal.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
 
@@ -78,4 +70,5 @@ def backward(Delta: Tensor, saved: Saved, run: Run) -> tuple[Tensor, Tensor, Ten
 
 
 INNER = ("raw", "scaled", "causal", "rho", "Delta_rho", "Delta_causal", "Delta_scaled", "Delta_raw")
-ATTEND = Rule("attend", Pair(forward, backward), inner=INNER)
+TILED = Pair(attend_tiled.forward, attend_tiled.backward)
+ATTEND = Rule("attend", Pair(forward, backward), TILED, INNER)

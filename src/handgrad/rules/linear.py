@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from handgrad.core.gradients import Gradients
+from handgrad.core.product import product
 
 
 class Saved(NamedTuple):
@@ -22,7 +23,7 @@ class Saved(NamedTuple):
 
 
 def forward(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Saved]:
-    y = a @ w
+    y = product(a, w)
     return (y if b is None else y + b), Saved(a)
 
 

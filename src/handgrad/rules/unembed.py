@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from handgrad.core.gradients import Gradients
+from handgrad.core.product import product
 
 
 class Saved(NamedTuple):
@@ -22,7 +23,7 @@ class Saved(NamedTuple):
 
 
 def forward(a: Tensor, w_emb: Tensor) -> tuple[Tensor, Saved]:
-    return a @ w_emb.mT, Saved(a)
+    return product(a, w_emb.mT), Saved(a)
 
 
 def backward(Delta: Tensor, saved: Saved, w_emb: Tensor, grads: Gradients) -> Tensor:

@@ -20,12 +20,18 @@ import torch
 from handgrad import __version__
 from handgrad.core.errors import ConfigError, FileError, unknown
 from handgrad.data.files import replacing
-from handgrad.models.gpt2 import GPT2Config
-from handgrad.models.store import checked_fields, config_from, described
+from handgrad.models.store import KINDS, ModelConfig, checked_fields, config_from, described, kind_of
 
 MAX_FILE_BYTES = 1 << 20
 IMPLEMENTATIONS = ("auto", "explicit", "fused")
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+MASTER = DTYPES | {"bfloat16": torch.float32}  # what parameters, gradients and moments are kept in
+CHOICES = {
+    "dtype": tuple(DTYPES),
+    "implementation": IMPLEMENTATIONS,
+    "recompute": ("nothing", "cheap", "blocks"),
+    "update": ("after", "inside"),
+}
 _CUDA = re.compile("cuda:(0|[1-9][0-9]?)")
 _FLAGS = {"implementation": "--impl"}
 _LARGEST = 2**63 - 1  # what TOML can write
@@ -49,8 +55,14 @@ class TrainConfig:
     seed             of the first weights, of the windows drawn and of dropout
     validate_every   steps between two validations
     save_every       steps between two checkpoints
-    dtype            "float32" or "float64"
+    dtype            "float32", "float64", or "bfloat16": passes in bfloat16; parameters, gradients, moments, statistics
+                     and the loss stay float32
     implementation   "auto", "explicit" (the formulas as written) or "fused" (torch's operators where there are some)
+    recompute        what backward computes again instead of keeping it: "nothing", "cheap" (norms' and activations'
+                     outputs) or "blocks" (all but the inputs of blocks: a third more time, the least memory)
+    update           "after" the backward pass, or "inside" it: each parameter as soon as its gradient is complete, so
+                     that the whole gradient never exists. With clip above 0 that takes two passes
+    compile          let torch.compile make one function of each block; needs a C++ compiler
     device           "cpu", "cuda" or "cuda:N"
 
     Raises ConfigError once, with everything that is wrong, in the spelling of the command line.
@@ -77,6 +89,9 @@ class TrainConfig:
     save_every: int = 500
     dtype: str = "float32"
     implementation: str = "auto"
+    recompute: str = "nothing"
+    update: str = "after"
+    compile: bool = False
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -85,10 +100,17 @@ class TrainConfig:
             *(self._whole(name, 0) for name in ("warmup", "seed")),
             *(self._number(name) for name in ("lr", "lr_floor", "weight_decay", "clip")),
             *(self._number(name, below=1) for name in ("beta1", "beta2")),
-            *(self._text(name) for name in ("dtype", "implementation", "device")),
+            *(self._text(name) for name in (*CHOICES, "device")),
         ]
         if not self._number("lr") and not self._number("lr_floor") and self.lr_floor > self.lr:
             wrong.append(f"--lr-floor {self.lr_floor} is above --lr {self.lr}, and must be at most that")
+        if type(self.compile) is not bool:
+            wrong.append(f"--compile is {self.compile!r}, and must be true or false")
+        if self.update == "inside" and type(self.accumulate) is int and self.accumulate > 1:
+            wrong.append(
+                f"--update inside cannot go with --accumulate {self.accumulate}: adding up micro-batches needs the "
+                "whole gradient, so it would save nothing. Leave one of them out"
+            )
         if not all(problem is None for problem in wrong):
             raise ConfigError("; ".join(problem for problem in wrong if problem))
 
@@ -110,13 +132,11 @@ class TrainConfig:
 
     def _text(self, name: str) -> str | None:
         value = getattr(self, name)
-        if name == "dtype" and value == "bfloat16":
-            return "--dtype bfloat16 is not there yet; float32 and float64 are"
         if name == "device":
             known = isinstance(value, str) and (value in ("cpu", "cuda") or _CUDA.fullmatch(value))
             shown = value if len(str(value)) <= 60 else str(value)[:57] + "..."
             return None if known else f"--device is {shown!r}, and must be cpu, cuda or cuda:N, N at most 99"
-        choices = tuple(DTYPES) if name == "dtype" else IMPLEMENTATIONS
+        choices = CHOICES[name]
         return None if value in choices else f"{flag(name)} is {value!r}, and must be one of {', '.join(choices)}"
 
 
@@ -152,7 +172,7 @@ class RunFile:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
-    def model_config(self) -> GPT2Config:
+    def model_config(self) -> ModelConfig:
         return config_from(self.model, "[model]")
 
     @cached_property
@@ -174,7 +194,7 @@ def versions() -> dict[str, str]:
 
 
 def write_toml(
-    path: str | Path, model_config: GPT2Config, train_config: TrainConfig, extra: Mapping[str, Mapping[str, Any]]
+    path: str | Path, model_config: ModelConfig, train_config: TrainConfig, extra: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Write config.toml, whole or not at all. `extra` holds further tables: `data`, and `versions` (default: now's).
 
@@ -213,11 +233,10 @@ def read_toml(path: str | Path) -> RunFile:
             raise unknown(f"table in {path}", name, RunFile.__dataclass_fields__)
         if not isinstance(table, dict):
             raise ConfigError(f"{path}: {name} is {table!r}, and must be a table, [{name}]")
-    model = dict(tables.get("model", {}))
-    kind = model.pop("kind", "gpt2")
-    given = checked_fields(GPT2Config, model, f"{path}, [model]")
-    if kind != "gpt2":
-        raise ConfigError(f"{path}, [model]: kind is {kind!r}; the only kind known is 'gpt2'")
+    kind, model = kind_of(tables.get("model", {}), f"{path}, [model]")
+    given = checked_fields(kind, model, f"{path}, [model]")
+    if kind is not KINDS["gpt2"]:
+        given["kind"] = tables["model"]["kind"]
     return RunFile(
         given,
         checked_fields(TrainConfig, tables.get("train", {}), f"{path}, [train]"),

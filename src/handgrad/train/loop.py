@@ -26,7 +26,7 @@ from handgrad.data.windows import training_windows
 from handgrad.models.gpt2 import GPT2Config
 from handgrad.models.model import Model, build
 from handgrad.train import checkpoint
-from handgrad.train.config import DTYPES, TrainConfig, available_device, write_toml
+from handgrad.train.config import MASTER, TrainConfig, available_device, write_toml
 from handgrad.train.diagnose import Batch
 from handgrad.train.evaluate import evaluate
 from handgrad.train.interrupt import ctrl_c
@@ -34,6 +34,7 @@ from handgrad.train.lock import held
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.metrics import Metrics, peak_rss_bytes
 from handgrad.train.optimiser import State, uses_fused
+from handgrad.train.prepare import prepared
 from handgrad.train.schedule import lr_at
 from handgrad.train.size import size_problem
 from handgrad.train.start import (
@@ -149,7 +150,7 @@ def train(
         sha256 = tokens_sha256(corpus)
         write_toml(folder / CONFIG, model_config, config, {"data": data_table(corpus, folder, sha256)})
         start = checkpoint.Progress()
-        session = _Session(folder, config, corpus, sha256, parts, model, state, start, None, observer)
+        session = _Session(folder, config, corpus, sha256, parts, prepared(model, config), state, start, None, observer)
         return _run(session, keep_going)
 
 
@@ -186,12 +187,13 @@ def _resumed(folder: Path, steps: int | None, observer: Observer, keep_going: Ca
     if steps is not None:
         write_toml(folder / CONFIG, shape, found.file.train_config, {"data": found.file.data})
     sha256 = tokens_sha256(corpus)
+    model = prepared(model, config)
     session = _Session(folder, config, corpus, sha256, parts, model, state, found.start, found.saved, observer)
     return _run(session, keep_going)
 
 
 def _built(shape: GPT2Config, config: TrainConfig, corpus: Corpus) -> tuple[Model, State]:
-    model = build(shape, config.seed, DTYPES[config.dtype], config.device)
+    model = build(shape, config.seed, MASTER[config.dtype], config.device)
     model.tokenizer = corpus.tokenizer
     return model, State.zeros(model.params.flat)
 
@@ -204,7 +206,8 @@ def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
     s.observer.started(_info(s))
     fresh, now, saved, stopping, empty = s.saved is None, s.start, s.saved, False, False
     began, trained_s, n_targets = perf_counter(), 0.0, 0
-    g = s.model.params.layout.zeros(s.model.params.flat.dtype, s.model.params.flat.device)
+    flat = s.model.params.flat
+    g = s.model.params.layout.zeros(flat.dtype, flat.device) if s.config.update == "after" else None
 
     def elapsed_s() -> float:
         return s.start.elapsed_s + perf_counter() - began

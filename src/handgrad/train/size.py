@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import replace
+from math import prod
 
-from handgrad.models.gpt2 import GPT2Config
+from handgrad.models.store import ModelConfig
 from handgrad.train.config import TrainConfig
 
 COPIES = 4  # parameters, their gradient, and the two moments of AdamW
-_ITEM_BYTES = {"float32": 4, "float64": 8}
+_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 4}
 
 
-def size_problem(model: GPT2Config, config: TrainConfig) -> str | None:
+def size_problem(model: ModelConfig, config: TrainConfig) -> str | None:
     """Why this machine cannot train such a model, in one sentence, or None.
 
-    >>> size_problem(GPT2Config(vocabulary=65), TrainConfig())
-    >>> size_problem(GPT2Config(vocabulary=65, n_layers=10_000, d_model=10**6), TrainConfig())[:51]
+    >>> import handgrad as hg
+    >>> size_problem(hg.GPT2Config(vocabulary=65), TrainConfig())
+    >>> size_problem(hg.GPT2Config(vocabulary=65, n_layers=10_000, d_model=10**6), TrainConfig())[:51]
     'there is not enough memory: 120,000,000,129,000,000'
     """
     count = least_parameters(model)
@@ -29,15 +32,20 @@ def size_problem(model: GPT2Config, config: TrainConfig) -> str | None:
     )
 
 
-def least_parameters(model: GPT2Config) -> int:
+def least_parameters(model: ModelConfig) -> int:
     """The numbers in the matrices of a model; gains and biases are left out.
 
-    >>> least_parameters(GPT2Config(vocabulary=65, context=64, n_layers=4, d_model=128))
+    >>> import handgrad as hg
+    >>> least_parameters(hg.GPT2Config(vocabulary=65, context=64, n_layers=4, d_model=128))
     802944
     """
-    d = model.d_model
-    rows = model.vocabulary * (1 if model.tied else 2) + model.context
-    return rows * d + model.n_layers * (4 * d * d + 2 * d * model.d_inner)
+    none, one = (matrices(replace(model, n_layers=n)) for n in (0, 1))
+    return none + model.n_layers * (one - none)
+
+
+def matrices(model: ModelConfig) -> int:
+    slots = model.layers().slots()
+    return sum(prod(slot.shape) for name, slot in slots.items() if slot.decayed and name not in model.ties())
 
 
 def memory_bytes() -> int | None:

@@ -19,9 +19,8 @@ from handgrad.data.corpus import CORPUS, Corpus, open_corpus
 from handgrad.data.files import read_json
 from handgrad.data.tokenizers import fingerprint
 from handgrad.data.windows import n_windows, validation_problem
-from handgrad.models.gpt2 import GPT2Config
 from handgrad.models.model import Model
-from handgrad.models.store import CHECKPOINTS
+from handgrad.models.store import CHECKPOINTS, ModelConfig
 from handgrad.train import checkpoint
 from handgrad.train.config import RunFile, TrainConfig, available_device, flag, read_toml, versions
 from handgrad.train.metrics import METRICS
@@ -43,7 +42,7 @@ class Parts:
     warnings: tuple[str, ...] = ()
 
 
-def parts_of(corpus: Corpus, config: GPT2Config) -> Parts:
+def parts_of(corpus: Corpus, config: ModelConfig) -> Parts:
     """The corpus split in file order, if the model knows its ids and one window fits.
 
     A corpus too small to set a tenth aside is trained on whole, without validation. Raises DataError.
@@ -209,11 +208,14 @@ def _same_tokens(corpus: Corpus, expected: str | None, said_by: Path) -> None:
         )
 
 
-def _compare(config: GPT2Config, kept: checkpoint.Checkpoint, folder: Path) -> None:
+def _compare(config: ModelConfig, kept: checkpoint.Checkpoint, folder: Path) -> None:
     other = kept.model.config
+    if type(config) is not type(other):
+        kinds = (type(config).__name__, type(other).__name__)
+        raise ConfigError(f"{folder / CONFIG} describes a {kinds[0]}, and {kept.folder} has a {kinds[1]}")
     differing = [
         f"{f.name} {getattr(config, f.name)!r} (the checkpoint has {getattr(other, f.name)!r})"
-        for f in fields(GPT2Config)
+        for f in fields(config)
         if getattr(config, f.name) != getattr(other, f.name)
     ]
     if differing:

@@ -15,6 +15,7 @@ from handgrad.core.run import Run
 from handgrad.models.model import Model
 from handgrad.train.config import TrainConfig
 from handgrad.train.diagnose import Batch, not_finite
+from handgrad.train.inside import step_inside
 from handgrad.train.optimiser import State, adamw, clip
 
 
@@ -27,9 +28,10 @@ class Stepped(NamedTuple):
 
 
 def step_on(
-    model: Model, batches: Sequence[Batch], g: Buffer, state: State, lr: float, config: TrainConfig, step: int
+    model: Model, batches: Sequence[Batch], g: Buffer | None, state: State, lr: float, config: TrainConfig, step: int
 ) -> Stepped:
-    """Train on exactly these micro-batches, changing `model.params`, `state` and the gradient buffer `g` in place.
+    """Train on exactly these micro-batches, changing `model.params`, `state` and the gradient buffer `g` in place
+    (None where the update is inside the backward pass). The model is as `prepare.prepared` made it.
 
     Each micro-batch is divided by the targets of the *whole* step, so however the same rows are cut into micro-batches,
     loss, norm and weights are those of the one large batch. `step` (from 1) seeds dropout. Raises NumericError before
@@ -43,23 +45,30 @@ def step_on(
     4
     """
     n_valid = sum(int((targets >= 0).sum()) for _, targets in batches)
-    g.flat.zero_()
     if n_valid == 0:
+        if g is not None:
+            g.flat.zero_()
         return Stepped(0.0, 0.0, 0)
     runs = [
         Run(implementation=config.implementation, seed=dropout_seed(config.seed, step, micro))
         for micro in range(len(batches))
     ]
-    receiver, loss = Accumulate(g.tree), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
+    if config.update == "inside":
+        with torch.no_grad():
+            what = f"step {step}"
+            return Stepped(*step_inside(model, batches[0], state, lr, config, n_valid, runs[0], what), n_valid)
+    assert g is not None, "an update after the backward pass needs room for the gradient"
+    receiver, loss = Accumulate.over(g), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
     with torch.no_grad():
         for (inputs, targets), run in zip(batches, runs, strict=True):
-            loss += model.loss(inputs, targets, n_valid=n_valid, run=run)
-            model.backward(receiver)
+            loss += model.loss_and_backward(inputs, targets, receiver, n_valid=n_valid, run=run)
+        receiver.settle()
         loss_nats, grad_norm = float(loss), clip(g.flat, config.clip)
         if not isfinite(loss_nats) or not isfinite(grad_norm):
             what = f"step {step}: the loss is {loss_nats} and the gradient's norm {grad_norm}; nothing was updated"
             raise not_finite(what, model, batches, runs, n_valid, g)
         adamw(model.params.flat, g.flat, state, lr, config, model.params.layout.n_decayed)
+        model.refresh()
     return Stepped(loss_nats, grad_norm, n_valid)
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from handgrad.check import references
 from handgrad.check.case import C, Case, H, T, V, ids, stream
+from handgrad.check.references_positions import rotary
 from handgrad.core import Chain, Fork, Recompute, Residual, Run, Sequence, Sum
 from handgrad.layers.block import mlp, pre_norm
 from handgrad.layers.layernorm import LayerNorm
@@ -13,11 +14,26 @@ from handgrad.layers.linear import Linear
 from handgrad.layers.multihead import MultiHead
 from handgrad.layers.pointwise import Pointwise
 from handgrad.models.gpt2 import GPT2Config
+from handgrad.models.llama import LlamaConfig
 from handgrad.rules.gelu import GELU_ERF
 from handgrad.rules.relu import RELU
 
 gpt = GPT2Config(vocabulary=V, context=T + 2, n_layers=2, n_heads=H, d_model=C, d_mlp=13)
 plain_gpt = GPT2Config(vocabulary=V, context=T, n_layers=1, n_heads=1, d_model=C, bias=False, tied=False)
+llama = LlamaConfig(
+    vocabulary=V,
+    context=T,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    d_model=C,
+    d_mlp=13,
+    d_head=6,
+    window=3,
+    bias=True,
+    tied=True,
+)
+plain_llama = LlamaConfig(vocabulary=V, context=T, n_layers=1, n_heads=H, d_model=6 * H, d_mlp=13)
 
 
 CASES = (
@@ -70,6 +86,21 @@ CASES = (
         "gpt-2 untied without bias",
         plain_gpt.layers(),
         reference=lambda p, a: references.gpt2(p, a, plain_gpt),
+        ids=ids,
+        causal=True,
+    ),
+    Case(
+        "llama with shared heads, a window and offsets",
+        llama.layers(),
+        reference=lambda p, a: references.llama(p, a, llama, lambda x: rotary(x, 0, interleaved=False)),
+        ids=ids,
+        causal=True,
+        tied=dict(llama.ties()),
+    ),
+    Case(
+        "llama untied",
+        plain_llama.layers(),
+        reference=lambda p, a: references.llama(p, a, plain_llama, lambda x: rotary(x, 0, interleaved=False)),
         ids=ids,
         causal=True,
     ),

@@ -3,6 +3,7 @@
 from handgrad.check.plant import Mistake
 from handgrad.layers import multihead
 from handgrad.rules import attend
+from handgrad.rules.fused import attend_tiled
 
 MISTAKES = (
     Mistake("ρ not transposed", attend.backward, "rho.mT @ Delta", "rho @ Delta", "attend", "Delta_v"),
@@ -57,5 +58,45 @@ MISTAKES = (
         "a.reshape(a.shape[0], a.shape[2], -1)",
         "multi-head",
         "forward",
+    ),
+    Mistake(
+        "a tile's keys overwrite those of the tiles before",
+        attend_tiled.backward,
+        "Delta_v[..., keys, :] += rho.mT @ Delta_i",
+        "Delta_v[..., keys, :] = rho.mT @ Delta_i",
+        "attend",
+        "agreement",
+    ),
+    Mistake(
+        "√d forgotten in one of two places",
+        attend_tiled.backward,
+        "Delta_k.mul_(over)",
+        "Delta_k",
+        "attend",
+        "agreement",
+    ),
+    Mistake(
+        "the mask upside down",
+        attend_tiled.softmax,
+        "forbidden = ~part.allowed",
+        "forbidden = part.allowed",
+        "attend",
+        "agreement",
+    ),
+    Mistake(
+        "a row masked whole is 0/0",
+        attend_tiled.softmax,
+        ".masked_fill_(empty, 0.0)",
+        "",
+        "attend, a row masked whole",
+        "agreement",
+    ),
+    Mistake(
+        "tiles of one query too few",
+        attend_tiled.weights,
+        "min(start + ROWS, n_queries)",
+        "min(start + ROWS, n_queries - 1)",
+        "attend",
+        "agreement",
     ),
 )

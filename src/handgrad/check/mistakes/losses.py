@@ -1,7 +1,8 @@
 """Planted: losses."""
 
 from handgrad.check.plant import Mistake
-from handgrad.rules import crossentropy
+from handgrad.rules import crossentropy, headloss
+from handgrad.rules.fused import headloss_chunked
 
 MISTAKES = (
     Mistake(
@@ -38,5 +39,46 @@ MISTAKES = (
         "1 / max(n, 1)",
         "cross-entropy",
         "Delta below",
+    ),
+    Mistake("n forgotten", headloss.forward, "valid, n, run", "valid, 1, run", "head and loss", "forward"),
+    Mistake(
+        "the loss' own upstream forgotten",
+        headloss.backward,
+        "backward(Delta, saved.loss",
+        "backward(2 * Delta, saved.loss",
+        "head and loss",
+        "Delta_head",
+    ),
+    Mistake(
+        "embedding's gradient from another error",
+        headloss.backward,
+        "unembed.backward(Delta_logits",
+        "unembed.backward(2 * Delta_logits",
+        "head and loss",
+        "w_emb",
+    ),
+    Mistake(
+        "the last chunk only",
+        headloss_chunked.walk,
+        "total += surprise",
+        "total = surprise",
+        "head and loss",
+        "agreement",
+    ),
+    Mistake(
+        "the gradient of P alone",
+        headloss_chunked.surprise,
+        "scatter_add_(-1, y_part, -factor * s)",
+        "mul_(1)",
+        "head and loss",
+        "agreement",
+    ),
+    Mistake(
+        "rows without a target",
+        headloss_chunked.surprise,
+        "(scale / s).where(valid_part, 0)",
+        "scale / s",
+        "head and loss",
+        "agreement",
     ),
 )

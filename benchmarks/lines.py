@@ -1,0 +1,180 @@
+"""The lines of the table: which figure, whose, against whom, and what was aimed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.results import Results
+
+
+class NotMeasured(Exception):
+    """Why there is no such figure."""
+
+
+Figure = Callable[[Results, str], float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line.
+
+    work      what is measured, in words
+    figure    from the results and a name to the number
+    ours      the name of our row
+    peers     names of the rows that are shown beside it
+    shown     how a figure is written, with its unit
+    against   ours is divided by this peer's figure; "" compares the figure itself
+    at_least, at_most   what was aimed at; neither: the line is shown only
+
+    >>> line = Line("speed", lambda results, who: 3.0, "ours", at_least=1.4, against="peer")
+    >>> line.aim(), line.reached(1.5), line.reached(1.39)
+    ('at least 1.4 x peer', 'yes', 'no')
+    """
+
+    work: str
+    figure: Figure
+    ours: str
+    peers: tuple[str, ...] = ()
+    shown: str = "{:.2f}"
+    against: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def aim(self) -> str:
+        for words, value in (("at least", self.at_least), ("at most", self.at_most)):
+            if value is not None:
+                return f"{words} {value} x {self.against}" if self.against else f"{words} {self.shown.format(value)}"
+        return ""
+
+    def reached(self, value: float) -> str:
+        if self.at_least is not None:
+            return "yes" if value >= self.at_least else "no"
+        if self.at_most is not None:
+            return "yes" if value <= self.at_most else "no"
+        return "-"
+
+
+def number(results: Results, file: str, work: str, who: str, column: str) -> float:
+    """Raises NotMeasured where there is no such row, or the row says why it has no figure."""
+    row = results.row(file, work, who)
+    if row is None:
+        raise NotMeasured(f"no row in {file}.csv")
+    if row.get("unavailable"):
+        raise NotMeasured(row["unavailable"])
+    if not row.get(column):
+        raise NotMeasured(f"{file}.csv has no {column} for it")
+    return float(row[column])
+
+
+def column(file: str, work: str, name: str, scale: float = 1.0) -> Figure:
+    return lambda results, who: scale * number(results, file, work, who, name)
+
+
+def per_second(file: str, work: str) -> Figure:
+    return lambda results, who: 1e3 / number(results, file, work, who, "median_ms")
+
+
+GPT2 = "GPT-2 124M step, batch 2 x 1024"
+SMALL, TWIN = "step 4x128, context 64, batch 12", "autograd twin, eager"
+INSIDE = "update inside the backward pass"
+LOSS = "tinyshakespeare chars 4x128, 600 steps"
+
+
+def over_ideal(results: Results, who: str) -> float:
+    """A step's time over the time of its products and attention alone, in the same dtype."""
+    dtype = "bfloat16" if "bfloat16" in who else "float32"
+    ideal = number(results, "ceilings", GPT2, f"ideal step, {dtype}", "median_ms")
+    return 2048e3 / number(results, "gpt2_step", GPT2, who, "tokens_per_s") / ideal
+
+
+def loss_gap(results: Results, who: str) -> float:
+    """How far the loss reached in bfloat16 lies from the one in float32, in nats."""
+    here, there = (number(results, "small_loss", LOSS, name, "val_loss_nats") for name in (who, "handgrad float32"))
+    return abs(here - there)
+
+
+def growth(results: Results, how: str) -> float:
+    """The largest peak memory of any context over the smallest."""
+    contexts = (1024, 2048, 4096, 8192)
+    found = [
+        number(results, "memory_context", "memory against context", f"{how} T {t}", "above_base_bytes")
+        for t in contexts
+    ]
+    return max(found) / min(found)
+
+
+def start_ms(results: Results, who: str) -> float:
+    row = results.row("start", "handgrad --help", who)
+    if row is not None and row["loads_torch"] == "True":
+        raise NotMeasured("it loads torch, so its time is torch's")
+    return number(results, "start", "handgrad --help", who, "median_ms")
+
+
+SPEED, PEAK = column("gpt2_step", GPT2, "tokens_per_s"), column("gpt2_step", GPT2, "peak_bytes", 1e-9)
+FLOAT32 = ("transformers eager float32", "twin eager float32")
+BF16 = ("transformers autocast bfloat16", "compiled twin bfloat16")
+RATE, GB, TIMES = "{:.0f} tokens/s", "{:.2f} GB", "{:.2f}"
+
+LINES: tuple[Line, ...] = (
+    Line(f"{GPT2}, float32", SPEED, "handgrad float32", FLOAT32, RATE, FLOAT32[0], at_least=1.4),
+    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[0], at_least=1.5),
+    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[1], at_least=1.25),
+    Line("its peak memory, float32", PEAK, "handgrad float32", FLOAT32, GB, FLOAT32[0], at_most=0.5),
+    Line("its peak memory, bfloat16", PEAK, "handgrad bfloat16", BF16, GB, BF16[0], at_most=0.5),
+    *(
+        Line(
+            f"its peak memory, {dtype}, update inside the backward pass, {clip}",
+            column("update_in_backward", INSIDE, "peak_bytes", 1e-9),
+            f"peak, {clip}, {dtype}",
+            shown=GB,
+            at_most=2.2,
+        )
+        for dtype in ("float32", "bfloat16")
+        for clip in ("no clipping", "clipping to 1.0")
+    ),
+    *(
+        Line(
+            f"weights after 10 such steps against plain ones, {dtype}, {clip}: largest relative difference",
+            column("update_in_backward", INSIDE, "largest_gap"),
+            f"weights, {clip}, {dtype}",
+            shown="{:.1e}",
+            at_most=1e-6,
+        )
+        for dtype in ("float32", "bfloat16")
+        for clip in ("no clipping", "clipping to 1.0")
+    ),
+    Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25),
+    Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES),
+    Line(
+        f"{SMALL}, float32",
+        per_second("step_time", SMALL),
+        "handgrad",
+        (TWIN,),
+        "{:.1f} steps/s",
+        TWIN,
+        at_least=1.25,
+    ),
+    *(
+        Line(
+            f"{SMALL}, bfloat16",
+            per_second("step_time", SMALL),
+            "handgrad bfloat16",
+            (twin,),
+            "{:.1f} steps/s",
+            twin,
+            at_least=1.6,
+        )
+        for twin in (TWIN, f"{TWIN}, autocast bfloat16")
+    ),
+    Line(f"{LOSS}: bfloat16's loss from float32's", loss_gap, "handgrad bfloat16", shown="{:.4f} nats", at_most=0.01),
+    Line(
+        "memory of a step, context 1k to 8k at equal tokens: largest / smallest",
+        growth,
+        "fused",
+        ("explicit",),
+        TIMES,
+        at_most=1.15,
+    ),
+    Line("`handgrad --help`, without torch", start_ms, "handgrad", shown="{:.0f} ms", at_most=300),
+)

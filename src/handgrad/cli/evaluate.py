@@ -1,0 +1,50 @@
+"""`handgrad eval`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from handgrad.cli.options import Json, output_of
+
+
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run, a checkpoint, another model or its name.")],
+    data: Annotated[
+        list[str],
+        typer.Argument(metavar="DATA", help="Text files, .npy or .bin of ids; `embedded` is Python's documentation."),
+    ],
+    context_length: Annotated[
+        int | None, typer.Option("--context", help="Most tokens of a window [the model's context]", metavar="N")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="From one window to the next; smaller is slower and sees more [--context]", metavar="N"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Windows at once.", metavar="N")] = 8,
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first N tokens, the very first included.", metavar="N")
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Compute in float32, float64 or bfloat16; auto is the type of the model.", metavar="TYPE"),
+    ] = "auto",
+    unknown: Annotated[
+        str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
+    ] = "abort",
+    json: Json = False,
+) -> None:
+    """Nats a token, perplexity and bits a byte of a text, nothing dropped and nothing sampled.
+
+    Every token but the first is predicted once, from at least context - stride tokens before it (fewer only where the
+    text begins). Several DATA are read as one text.
+
+    Try: handgrad eval runs/demo embedded --limit 20000 --stride 32
+    """
+    from handgrad.cli.evaluating import Request, show
+
+    show(
+        Request(tuple(data), context_length, stride, batch_size, limit, dtype, unknown), model, output_of(context, json)
+    )

@@ -1,0 +1,30 @@
+"""Products of activations, as layers and rules ask for them."""
+
+from __future__ import annotations
+
+from torch import Tensor, compiler
+
+from handgrad.core.run import widened
+
+FEW = 8  # rows, of a product with a matrix that is no parameter: the heads of a group
+
+
+def product(a: Tensor, w: Tensor) -> Tensor:
+    """a w, for a ~ (..., T, n) and w ~ (..., n, m).
+
+    Where a pass is being compiled for one token, it is written as the sum it stands for, Σ_i a_i w_i: a compiler makes
+    one loop of it, which reads w as fast as memory gives it. A library's product of one row takes up to three times
+    as long.
+
+    >>> import torch
+    >>> product(torch.ones(1, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[4., 6.]])
+    """
+    if compiler.is_compiling() and a.shape[:-1].numel() <= w.shape[:-2].numel() * (FEW if w.ndim > 2 else 1):
+        return (widened(a).unsqueeze(-1) * w.unsqueeze(-3)).sum(-2).to(a.dtype)
+    return a @ w
+
+
+def perhaps(x: Tensor) -> bool:
+    """Is any of x true? A pass that is being compiled cannot know, and has to be ready for it."""
+    return compiler.is_compiling() or bool(x.any())

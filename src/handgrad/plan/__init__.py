@@ -1,0 +1,1 @@
+"""What a training step will cost, before anything is allocated: its own code, traced on tensors without memory."""

@@ -1,0 +1,73 @@
+"""How a model is trained, as a change of its tree of layers: what is recomputed, what is compiled, in which numbers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from handgrad.core.combine import Chain, Recompute
+from handgrad.core.compiled import Compiled
+from handgrad.core.errors import ConfigError
+from handgrad.core.layer import Layer
+from handgrad.core.thrifty import Thrifty, rewritten
+from handgrad.layers.layernorm import LayerNorm
+from handgrad.layers.pointwise import Pointwise
+from handgrad.layers.rmsnorm import RMSNorm
+from handgrad.models.model import Model
+from handgrad.train.config import DTYPES, TrainConfig
+
+CHEAP = (LayerNorm, RMSNorm, Pointwise)
+BLOCKS = "blocks"
+
+
+def prepared(model: Model, config: TrainConfig) -> Model:
+    """The same model, function and parameters, computed as `config` asks.
+
+    >>> import handgrad as hg
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, n_layers=1, n_heads=1, d_model=6))
+    >>> type(prepared(model, TrainConfig(recompute="blocks")).layer.parts["blocks"].parts["0"]).__name__
+    'Recompute'
+    """
+    layer: Any = model.layer
+    if config.recompute == "cheap":
+        layer = with_blocks(layer, lambda block: rewritten(block, thrifty))
+    elif config.recompute == "blocks":
+        layer = with_blocks(layer, Recompute)
+    if config.compile and getattr(model.config, "dropout", 0.0):
+        raise ConfigError(
+            "--compile cannot go with --dropout: a compiled block is made once, and dropout draws anew at every step. "
+            "Leave one of them out"
+        )
+    if config.compile and not compiler():
+        raise ConfigError(
+            "--compile needs a C++ compiler, and g++ or the one that CXX names is not there; leave it out"
+        )
+    if config.compile:
+        layer = with_blocks(layer, Compiled)
+    return replace(model, layer=layer).shadowed(DTYPES[config.dtype])
+
+
+def compiler() -> bool:
+    """Whether there is a C++ compiler for torch.compile."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None or shutil.which("clang++") is not None
+
+
+def thrifty(layer: Layer) -> Layer:
+    """A chain whose norms and activations are followed by something that keeps their outputs."""
+    if not isinstance(layer, Chain):
+        return layer
+    cheap = tuple(name for name, part in list(layer.parts.items())[:-1] if isinstance(part, CHEAP))
+    return Thrifty(layer, cheap) if cheap else layer
+
+
+def with_blocks(layer: Any, wrap: Any) -> Any:
+    """Every block of the chain `blocks` wrapped; a model without such a chain as it is."""
+    blocks = layer.parts.get(BLOCKS) if isinstance(layer, Chain) else None
+    if not isinstance(blocks, Chain):
+        return layer
+    first, *_ = blocks.parts.values()
+    shared = wrap(first)  # equal blocks are one object: what is compiled for one serves all
+    wrapped = {name: shared if block == first else wrap(block) for name, block in blocks.parts.items()}
+    return Chain({**layer.parts, BLOCKS: Chain(wrapped)})

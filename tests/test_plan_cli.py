@@ -1,0 +1,157 @@
+"""`handgrad plan` for people and for programs, and what it refuses; the allocator's model; the calibration's file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from handgrad.cli import main
+from handgrad.plan import calibrate
+from handgrad.plan.calibrate import SIZES, Calibration, calibration, machine, names, read
+from handgrad.plan.heap import SPARE, Heap
+from handgrad.plan.trace import Product, Trace
+
+SMALL = ["--layers", "2", "--heads", "2", "--width", "32", "--batch-size", "3"]
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calibration:
+    """Round rates instead of measured ones, in a cache folder of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes = {str(size): 1e9 for size in SIZES}
+    made = Calibration(machine(), dict.fromkeys(names(), 1e10), sizes, dict.fromkeys(sizes, 5e8), 1e-6)
+    monkeypatch.setattr(calibrate, "measure", lambda: made)
+    return made
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, object]:
+    assert main.run(["plan", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_for_programs(rates: Calibration, capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *SMALL)
+    parts = ("parameter_bytes", "shadow_bytes", "gradient_bytes", "moment_bytes", "saved_bytes", "rest_bytes")
+    assert found["peak_bytes"] == sum(int(str(found[part])) for part in parts)
+    assert found["n_parameters"] == 256 * 32 + 64 * 32 + 2 * (12 * 32 * 32 + 13 * 32) + 2 * 32
+    assert found["forward_flops"] + found["backward_flops"] == found["step_flops"]
+    assert found["cache_bytes_per_token"] == 2 * 2 * 32 * 4
+    assert found["tokens_per_s"] == pytest.approx(3 * 64 / found["step_s"])
+    assert found["process_bytes"] == found["base_bytes"] + found["held_bytes"]
+    assert found["fits"] is None
+
+
+def test_a_plan_for_people(rates: Calibration, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", *SMALL, "--dtype", "bfloat16"]) == 0
+    shown = capsys.readouterr().out
+    for line in (
+        "parameters ",
+        "their shadow ",
+        "saved for backward ",
+        "alive at the peak ",
+        "cache, keys ",
+        "tokens/s",
+    ):
+        assert line in shown
+
+
+def test_the_classic_example_comes_out_of_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--layers", "50", "--heads", "20", "--context", "5000", "--batch-size", "1", "--cache-only"]
+    options += ["--cache-dtype", "bfloat16"]
+    full, low = (planned(capsys, *options, "--width", str(20 * d_h))["cache"] for d_h in (1000, 200))
+    assert (full["keys"], low["keys"]) == (10 * 10**9, 2 * 10**9)
+
+
+def test_the_search_says_what_the_next_would_take(capsys: pytest.CaptureFixture[str]) -> None:
+    one = planned(capsys, *SMALL[:-2], "--batch-size", "1", "--no-time")
+    limit = int(str(one["process_bytes"])) + 30_000_000
+    found = planned(capsys, *SMALL, "--no-time", "--fits", f"{limit}B")["fits"]
+    assert found["value"] > 1
+    assert found["held_bytes"] <= limit < found["next_held_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--width", "10", "--heads", "3"], "--width 10 is not a multiple of --heads 3"),
+        (["--batch-size", "0", "--dtype", "int8"], "--batch-size is 0, and must be at least 1"),
+        (["--fits", "lots"], "--fits is 'lots', and must be a size such as 8GB"),
+        (["--fits", "1kB"], "is too little: --batch-size 1 already takes"),
+        (["--fits", "8GB", "--search", "heads"], "--search is 'heads', and must be one of batch-size, context"),
+        (["--cache-dtype", "int4"], "--cache-dtype is 'int4', and must be one of"),
+        (["no/such/run"], "there is no model 'no/such/run'"),
+        (["no/such/run", "--preset", "tiny"], "MODEL and --preset were both given"),
+        (["--preset", "tinny"], "did you mean 'tiny'?"),
+        (["--update", "inside", "--accumulate", "2"], "--update inside cannot go with --accumulate 2"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", "--no-time", *arguments]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.splitlines()) <= 3
+
+
+def test_rates_are_kept_and_measured_again_where_they_do_not_belong(rates: Calibration) -> None:
+    path = calibrate.folder() / "calibration.json"
+    assert read(path) is None
+    assert asdict(calibration()) == asdict(rates)
+    assert read(path) == rates
+    good = path.read_text()
+    for damaged in ("", "{}", "[]", good[:-9], good.replace("1e-06", "-1"), good.replace("1e-06", "NaN")):
+        path.write_text(damaged)
+        assert read(path) is None
+        assert calibration() == rates
+        assert path.read_text() == good
+    other = json.loads(good)
+    other["machine"]["threads"] += 1
+    other["call_s"] = 7.0
+    path.write_text(json.dumps(other))
+    assert calibration().call_s == rates.call_s
+
+
+def test_a_folder_that_refuses_costs_nothing_but_the_time(
+    rates: Calibration, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert calibration() == rates
+
+
+def test_the_time_of_a_trace_is_the_sum_of_its_parts(rates: Calibration) -> None:
+    trace = Trace()
+    trace.products[Product(torch.float32, "nn", 1, 100, 100, 50)] = 3
+    assert rates.step_s(trace) == pytest.approx(3 * (1e6 / 1e10 + 1e-6))
+
+
+def test_rates_measured_here_are_rates() -> None:
+    assert calibrate.seconds(lambda: sum(range(1000))) > 0
+    a = calibrate.factor("t", 3, 5, 7, torch.float64)
+    assert a.shape == (3, 5, 7)
+    assert a.stride(-2) == 1
+
+
+def test_a_hole_is_used_again_by_smaller_blocks_and_joined_with_its_neighbours() -> None:
+    heap = Heap(mapped_from=1 << 20)
+    for key in "abcd":
+        heap.take(key, 10_000)
+    before = heap.held
+    heap.give("b")
+    heap.take("e", 10_000 - SPARE)
+    assert heap.held == before
+    heap.give("e")
+    heap.give("c")
+    heap.take("f", 20_000 - SPARE)
+    assert heap.held == before
+    heap.take("g", 1 << 20)
+    assert heap.held >= before + (1 << 20)
+    heap.give("g")
+    assert heap.held == before
+    assert heap.peak >= before + (1 << 20)
+    for key in "adf":
+        heap.give(key)
+    assert (heap.end, heap.holes, heap.held) == (0, [], before)
