@@ -50,8 +50,9 @@ def transformers(**how: Any) -> TransformersStep:
 
 
 WORKS: dict[str, Callable[[], Callable[..., tuple[float, float]]]] = {
-    "handgrad float32": partial(ours, dtype="float32"),
-    "handgrad bfloat16": partial(ours, dtype="bfloat16"),
+    "handgrad float32": partial(ours, dtype="float32", recompute="cheap"),
+    "handgrad bfloat16": partial(ours, dtype="bfloat16", recompute="cheap"),
+    "handgrad compiled bfloat16": partial(ours, dtype="bfloat16", recompute="cheap", compile=True),
     "transformers eager float32": partial(transformers),
     "transformers autocast bfloat16": partial(transformers, bf16=True),
     "twin eager float32": partial(twin),

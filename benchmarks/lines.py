@@ -113,7 +113,8 @@ def start_ms(results: Results, who: str) -> float:
 
 SPEED, PEAK = column("gpt2_step", GPT2, "tokens_per_s"), column("gpt2_step", GPT2, "peak_bytes", 1e-9)
 FLOAT32 = ("transformers eager float32", "twin eager float32")
-BF16 = ("transformers autocast bfloat16", "compiled twin bfloat16")
+BF16 = ("transformers autocast bfloat16", "compiled twin bfloat16", "handgrad compiled bfloat16")
+SMOL, SPEED_OF_ONE = "SmolLM2-135M shape", "{:.1f} tokens/s"
 RATE, GB, TIMES = "{:.0f} tokens/s", "{:.2f} GB", "{:.2f}"
 
 LINES: tuple[Line, ...] = (
@@ -146,26 +147,22 @@ LINES: tuple[Line, ...] = (
     ),
     Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25),
     Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES),
-    Line(
-        f"{SMALL}, float32",
-        per_second("step_time", SMALL),
-        "handgrad",
-        (TWIN,),
-        "{:.1f} steps/s",
-        TWIN,
-        at_least=1.25,
-    ),
     *(
         Line(
-            f"{SMALL}, bfloat16",
+            f"{SMALL}, {dtype}{way}",
             per_second("step_time", SMALL),
-            "handgrad bfloat16",
-            (twin,),
+            ours,
+            (TWIN, f"{TWIN}, autocast bfloat16") if dtype == "bfloat16" else (TWIN,),
             "{:.1f} steps/s",
-            twin,
-            at_least=1.6,
+            TWIN,
+            at_least=at_least,
         )
-        for twin in (TWIN, f"{TWIN}, autocast bfloat16")
+        for dtype, way, ours, at_least in (
+            ("float32", "", "handgrad", 1.25),
+            ("float32", ", --compile", "handgrad compiled", 1.25),
+            ("bfloat16", "", "handgrad bfloat16", 1.6),
+            ("bfloat16", ", --compile", "handgrad compiled bfloat16", 1.6),
+        )
     ),
     Line(f"{LOSS}: bfloat16's loss from float32's", loss_gap, "handgrad bfloat16", shown="{:.4f} nats", at_most=0.01),
     Line(
@@ -175,6 +172,43 @@ LINES: tuple[Line, ...] = (
         ("explicit",),
         TIMES,
         at_most=1.15,
+    ),
+    *(
+        Line(
+            f"greedy decoding, {model}, {dtype}: {ours}",
+            column("decoding", f"greedy decoding, {model}", name),
+            f"handgrad {way} {dtype}",
+            peers,
+            shown,
+            against,
+            at_least=at_least,
+        )
+        for dtype in ("float32", "bfloat16")
+        for model, way, ours, name, peers, shown, against, at_least in (
+            (
+                "GPT-2 124M",
+                "compiled",
+                "part of read bandwidth",
+                "fraction",
+                (f"transformers {dtype}",),
+                TIMES,
+                "",
+                0.8,
+            ),
+            ("GPT-2 124M", "compiled", "speed", "tokens_per_s", (f"transformers {dtype}",), SPEED_OF_ONE, "", None),
+            ("GPT-2 124M", "eager", "speed", "tokens_per_s", (f"transformers {dtype}",), SPEED_OF_ONE, "", None),
+            (
+                SMOL,
+                "compiled",
+                "speed",
+                "tokens_per_s",
+                (f"llama.cpp {dtype}",),
+                SPEED_OF_ONE,
+                f"llama.cpp {dtype}",
+                1.0,
+            ),
+            (SMOL, "eager", "speed", "tokens_per_s", (f"llama.cpp {dtype}",), SPEED_OF_ONE, "", None),
+        )
     ),
     Line("`handgrad --help`, without torch", start_ms, "handgrad", shown="{:.0f} ms", at_most=300),
 )

@@ -24,13 +24,15 @@ TWIN = "autograd twin, eager"
 TIMED, WARM = 60, 10
 
 
-def ours(dtype: str) -> HandStep:
-    return HandStep(SHAPE, configured(batch_size=BATCH, dtype=dtype))
+def ours(dtype: str, compile: bool = False) -> HandStep:
+    return HandStep(SHAPE, configured(batch_size=BATCH, dtype=dtype, compile=compile))
 
 
 WORKS: dict[str, Callable[[], Callable[..., Any]]] = {
     "handgrad": partial(ours, "float32"),
     "handgrad bfloat16": partial(ours, "bfloat16"),
+    "handgrad compiled": partial(ours, "float32", True),
+    "handgrad compiled bfloat16": partial(ours, "bfloat16", True),
     TWIN: partial(TwinStep, SHAPE),
     f"{TWIN}, autocast bfloat16": partial(TwinStep, SHAPE, bf16=True),
 }

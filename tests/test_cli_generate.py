@@ -10,6 +10,8 @@ import torch
 
 from handgrad.cli import main
 from handgrad.core.errors import HandgradError
+from handgrad.data.control import Control
+from handgrad.data.sentencepiece_style import SentencePiece
 from handgrad.generate.cache import KVCache
 from handgrad.generate.generate import complete
 from handgrad.generate.sample import Sampling
@@ -241,3 +243,54 @@ def test_a_damaged_model_is_told_plainly(runs: Path, tmp_path: Path, capsys: pyt
     model.params["norm.gamma"][0] = torch.nan
     with pytest.raises(HandgradError, match="the first signal that is not finite is norm"):
         complete(model, [1], 1)
+
+
+def test_prompts_in_batches_give_what_each_gives_alone(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("the cat sat on\nthe\n\nthe dog and the cat\na")
+    arguments = ["generate", str(runs / "chars"), "--prompts", str(tmp_path / "prompts.txt"), "--json"]
+    arguments += ["--max-new-tokens", "30", "--dtype", "float64", "--stop", "og", "--repetition-penalty", "1.2"]
+    found = []
+    for size in ("1", "2", "5", "99"):
+        assert main.run([*arguments, "--batch-size", size]) == 0
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        found.append([{name: record[name] for name in ("prompt", "ids", "text", "stopped")} for record in records])
+    assert found[0] == found[1] == found[2] == found[3]
+    assert len(found[0]) == 5
+    assert any(record["stopped"] for record in found[0])
+    assert main.run([*arguments[:-2], "--batch-size", "0", "--min-p", "7"]) == 2
+    shown = capsys.readouterr().err
+    assert "--batch-size is 0, and must be a whole number of at least 1" in shown
+    assert "--min-p is 7.0, and must be from 0 to 1 (0 is off)" in shown
+
+
+def test_a_vocabulary_trained_on_the_text_travels_with_the_run(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--layers", "1", "--heads", "2", "--width", "16", "--context", "12", "--steps", "3"]
+    arguments += ["--out", str(tmp_path / "r"), "--tokenizer", "bpe:280"]
+    assert main.run(["train", str(runs / "text.txt"), *arguments]) == 0
+    capsys.readouterr()
+    model = load(tmp_path / "r")
+    text = "the cat \u2603 <|endoftext|>"
+    assert model.tokenizer.decode(model.tokenizer.encode(text)) == text
+    assert 256 < model.tokenizer.vocab_size <= 280
+    assert main.run(["generate", str(tmp_path / "r"), "--json", "--prompt", text, "--max-new-tokens", "9"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["prompt_ids"] == model.tokenizer.encode(text).tolist()
+    assert text + found["text"] == model.tokenizer.decode([*found["prompt_ids"], *found["ids"]])
+    assert 'tokenizer = "bpe:280"' in (tmp_path / "r" / "config.toml").read_text()
+
+
+def test_the_end_of_a_trained_model_ends_a_text(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = load(runs / "bytes")
+    ids = complete(model, [120], 9, Sampling(greedy=True)).tolist()
+    tokens, types = tuple(f"<0x{b:02X}>" for b in range(256)), (6,) * 256
+    model.tokenizer = SentencePiece(tokens, (0.0,) * 256, types, False, Control((120,), (ids[4],)))
+    monkeypatch.setattr("handgrad.cli.writing.load", lambda path: model)
+    assert main.run(["generate", "M", "--json", "--greedy"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["prompt_ids"], found["ids"], found["stopped"]) == ([120], ids[: ids.index(ids[4])], True)

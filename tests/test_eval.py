@@ -34,7 +34,7 @@ def directly(model: hg.Model, ids: np.ndarray, context: int, stride: int) -> flo
 def test_the_sum_is_that_of_one_pass_a_token(stride: int, length: int) -> None:
     model = randomised(SMALL)
     right = directly(model, IDS[:length], 7, stride)
-    for batch_size in (1, 3):
+    for batch_size in (1, 3, None):
         found = hg.evaluate(model, IDS[:length], stride=stride, batch_size=batch_size)
         assert found.n_tokens == length - 1
         assert found.nats == pytest.approx(right, rel=1e-12)
@@ -55,6 +55,19 @@ def test_windows_that_do_not_overlap_are_those_of_training() -> None:
     found = hg.evaluate(model, IDS)
     assert (found.context, found.stride, found.n_tokens) == (7, 7, n)
     assert found.nats_a_token == pytest.approx(mean, rel=1e-12)
+
+
+def test_a_long_context_is_read_in_windows_that_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, ...]] = []
+    model = randomised(hg.GPT2Config(vocabulary=11, context=2000, n_layers=1, n_heads=1, d_model=2))
+    monkeypatch.setattr(hg.Model, "loss", lambda self, x, y, **_: seen.append(tuple(x.shape)) or torch.zeros(()))
+    ids = np.zeros(5 * 1024 + 1, np.int64)
+    assert hg.evaluate(model, ids).context == 1024
+    assert seen == [(2, 1024), (2, 1024), (1, 1024)]
+    seen.clear()
+    hg.evaluate(model, ids[:2001], context=2000)
+    hg.evaluate(model, ids[:400], context=100)
+    assert seen == [(1, 2000), (3, 100), (1, 99)]
 
 
 def test_the_units() -> None:

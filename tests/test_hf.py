@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_llama import CASES, peer
 from test_llama import theirs as llama_name
-from test_model import batch, relative
+from test_model import batch, randomised, relative
 
 import handgrad as hg
 from handgrad.core.errors import FileError
@@ -192,6 +192,47 @@ def test_rotary_scaling_in_both_spellings(fields: dict, rope: object) -> None:
     assert config_of(LLAMA | fields, "config.json").rope == rope
 
 
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "initializer_range": 0.041666666666666664,
+    "intermediate_size": 1536,
+    "is_llama_config": True,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_interleaved": False,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 49152,
+}
+
+
+def test_a_published_configuration_with_all_it_has() -> None:
+    assert config_of(SMOLLM2, "config.json") == hg.LlamaConfig(
+        vocabulary=49152,
+        context=8192,
+        n_layers=30,
+        n_heads=9,
+        n_kv_heads=3,
+        d_model=576,
+        d_mlp=1536,
+        tied=True,
+        rope=Plain(100_000.0),
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -257,3 +298,10 @@ def test_forms_of_gpt2_that_are_not_ours(field: str, value: bool) -> None:
 )
 def test_windows(fields: dict, window: int) -> None:
     assert config_of(LLAMA | fields, "config.json").window == window
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_text_of_one_token(name: str) -> None:
+    """Heads that share their keys are then rows of one query."""
+    model, tokens = randomised(CASES[name]), batch(1, length=5)
+    assert relative(model(tokens[:, :1]), model(tokens)[:, :1]) < 1e-12

@@ -117,6 +117,7 @@ def test_half_precision_statistics_are_seen_beside_the_error_of_torch() -> None:
         for sign in (1, -1, 1):
             torchs, ours = ({k: x * (1 + sign * e) for k, x in exact.forward.items()} for e in (1e-3, size * 1e-3))
             sums.add(Kept(ours, {}, exact.gradients), exact, Kept(torchs, {}, exact.gradients))
+        assert len(sums.sums) == 2
         rows = {row.signal: row for row in sums.rows()}
         row = rows["activations of norm"]
         assert (row.ok, rows["gradients of w"].error) == (ok, 0.0)
@@ -132,6 +133,18 @@ def test_a_rounding_type_is_judged_by_the_parameters_it_can_hold() -> None:
     assert max(row.error for row in rows if row.first) < 0.05
     exact, rounded = (by_hand(model, model.params.flat.to(t), TOKENS, "explicit") for t in (torch.float64, torch.half))
     assert not ordered(rounded.against(exact, "float32", 1e-6), exact, ()).ok
+
+
+def test_a_few_numbers_are_judged_with_the_layer_before_them() -> None:
+    many, one = torch.ones(100).double(), torch.ones(()).double()
+    exact = Kept({"norm": many, "loss": one}, {}, {})
+    sums = Rounding("float32 fused", 0.0, 2.0)
+    sums.add(Kept({"norm": many, "loss": one + 1e-3}, {}, {}), exact, Kept({"norm": many + 1e-3, "loss": one}, {}, {}))
+    (row,) = sums.rows()
+    assert (row.signal, row.ok) == ("activations of norm", True)
+    assert row.error == pytest.approx(1e-3 / 101**0.5)
+    sums.add(Kept({"norm": many, "loss": one + 0.1}, {}, {}), exact, exact)
+    assert not next(sums.rows()).ok
 
 
 def test_what_must_vanish_is_held_against_the_whole() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from handgrad.generate.generate import generate  # noqa: F401
     from handgrad.generate.score import Evaluation, evaluate  # noqa: F401
     from handgrad.layers.linear import Linear  # noqa: F401
+    from handgrad.models.export import export  # noqa: F401
     from handgrad.models.gpt2 import GPT2Config  # noqa: F401
     from handgrad.models.llama import LlamaConfig  # noqa: F401
     from handgrad.models.load import load  # noqa: F401
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _HOME = {
     "handgrad.core": "Accumulate Buffer Chain Fork Layer Layout Recompute Residual Run Sequence Slot Sum",
     "handgrad.layers.linear": "Linear",
+    "handgrad.models.export": "export",
     "handgrad.models.gpt2": "GPT2Config",
     "handgrad.models.llama": "LlamaConfig",
     "handgrad.models.load": "load",

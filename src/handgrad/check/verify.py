@@ -26,6 +26,7 @@ from handgrad.check.tolerance import FLOAT64, OVER_TORCH
 from handgrad.check.verify_rows import Kept, Rounding, Row, Verified, ordered
 from handgrad.core.errors import ConfigError, ShapeError
 from handgrad.core.gradients import Accumulate
+from handgrad.core.params import Buffer, Tree, nested
 from handgrad.core.run import Run
 from handgrad.models.model import Model
 
@@ -54,6 +55,21 @@ class Record:
 
     def again(self) -> Record:
         return Record(self.inner)
+
+
+@dataclass(frozen=True)
+class Leaves:
+    """Parameters for autograd, each a tensor of its own: the gradient of a view would be as long as all of them."""
+
+    flat: Tensor
+    leaves: dict[str, Tensor]
+    tree: Tree
+
+    @classmethod
+    def of(cls, p: Buffer) -> Leaves:
+        leaves = {name: w.detach().clone().requires_grad_() for name, w in p.items()}
+        tree = nested({name: leaves[p.layout.owner(name)] for name in p.layout.slots})
+        return cls(p.flat, leaves, tree)
 
 
 def verify(
@@ -139,8 +155,8 @@ def by_hand(model: Model, flat: Tensor, tokens: Tensor, form: str) -> Kept:
 
 def by_autograd(model: Model, flat: Tensor, tokens: Tensor) -> Kept:
     """The explicit forward pass, differentiated by torch."""
-    theta, probe = flat.clone().requires_grad_(), Probe()
-    one = replace(model, params=model.params.like(theta), shadow=None, pending=None)
+    theta, probe = Leaves.of(model.params.like(flat)), Probe()
+    one: Any = replace(model, params=theta, shadow=None, pending=None)
     with torch.enable_grad():
         loss = one.loss(tokens, run=Run(signals=probe))
         loss.backward()
@@ -150,5 +166,5 @@ def by_autograd(model: Model, flat: Tensor, tokens: Tensor) -> Kept:
             folder, dot, name = path.rpartition(".")
             errors[f"{folder}{dot}Delta_{name}"] = torch.zeros_like(x) if x.grad is None else x.grad
     forward = {path: x.detach() for path, x in probe.forward.items() if isinstance(x, Tensor) and x.is_floating_point()}
-    gradient = model.params.like(theta.grad if theta.grad is not None else torch.zeros_like(flat))
-    return Kept(forward | {"loss": loss.detach()}, errors, dict(gradient.items()))
+    gradients = {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in theta.leaves.items()}
+    return Kept(forward | {"loss": loss.detach()}, errors, gradients)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 KINDS = ("activations", "error signals", "gradients")
+FEW = 40  # numbers over all draws: the errors of fewer may differ by a factor of 2 by chance
 VANISHING = 1e-12  # of the whole: a gradient or an error below it is 0 but for rounding
 
 
@@ -107,6 +108,7 @@ class Rounding:
 
     As in `tests/test_precision.py`, they are added up over draws, so that chance does not decide, and over the signals
     of a kind in a layer: where a single signal nearly cancels, torch rounds it better or worse than its neighbours.
+    A group of a few numbers, such as the loss alone, is judged together with the layer before it.
     """
 
     comparison: str
@@ -125,12 +127,23 @@ class Rounding:
                     its = off(other[path], right[path], 0.0)[0]
                     group = (layer_of(path), kind)
                     self.first.setdefault(group, path)
-                    sums = self.sums.setdefault(group, [0.0, 0.0, 0.0])
-                    for i, value in enumerate((mine, its, size)):
+                    sums = self.sums.setdefault(group, [0.0, 0.0, 0.0, 0])
+                    for i, value in enumerate((mine, its, size, x.numel() ** 0.5)):
                         sums[i] += value * value
 
+    def merged(self) -> dict[tuple[str, str], list[float]]:
+        """The sums, those of fewer than `FEW` numbers added to the sums of the same kind before them."""
+        found: dict[tuple[str, str], list[float]] = {}
+        last: dict[str, tuple[str, str]] = {}
+        for (layer, kind), sums in self.sums.items():
+            if sums[3] < FEW and kind in last:
+                found[last[kind]] = [a + b for a, b in zip(found[last[kind]], sums, strict=True)]
+            else:
+                found[layer, kind], last[kind] = list(sums), (layer, kind)
+        return found
+
     def rows(self) -> Iterator[Row]:
-        for (layer, kind), (ours, its, size) in self.sums.items():
+        for (layer, kind), (ours, its, size, _) in self.merged().items():
             error, torchs = ((x / size) ** 0.5 if size else 0.0 if not x else float("inf") for x in (ours, its))
             budget = self.over * torchs + self.unit
             first = self.first[layer, kind]

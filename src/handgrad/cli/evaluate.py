@@ -17,13 +17,15 @@ def evaluate(
         typer.Argument(metavar="DATA", help="Text files, .npy or .bin of ids; `embedded` is Python's documentation."),
     ],
     context_length: Annotated[
-        int | None, typer.Option("--context", help="Most tokens of a window [the model's context]", metavar="N")
+        int | None, typer.Option("--context", help="Most tokens of a window [the model's, at most 1024]", metavar="N")
     ] = None,
     stride: Annotated[
         int | None,
         typer.Option(help="From one window to the next; smaller is slower and sees more [--context]", metavar="N"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Windows at once.", metavar="N")] = 8,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Windows at once [as many as make about 2048 tokens]", metavar="N")
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(help="Only the first N tokens, the very first included.", metavar="N")
     ] = None,

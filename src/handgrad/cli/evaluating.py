@@ -33,7 +33,7 @@ class Request:
     sources: tuple[str, ...]
     context: int | None = None
     stride: int | None = None
-    batch_size: int = 8
+    batch_size: int | None = None
     limit: int | None = None
     dtype: str = "auto"
     unknown: str = "abort"

@@ -1,4 +1,4 @@
-"""Text to tokens to windows. Imports numpy only."""
+"""Text to tokens to windows. Imports numpy only; the tokenizers library where a vocabulary of it is used."""
 
 from handgrad.data.corpus import Corpus, narrowest_dtype, open_corpus
 from handgrad.data.sources import embedded_text, read_text, read_texts
@@ -6,6 +6,8 @@ from handgrad.data.tokenizers import (
     Bytes,
     Chars,
     Ids,
+    Library,
+    SentencePiece,
     StreamDecoder,
     Tokenizer,
     fingerprint,
@@ -20,6 +22,8 @@ __all__ = [
     "Chars",
     "Corpus",
     "Ids",
+    "Library",
+    "SentencePiece",
     "StreamDecoder",
     "Tokenizer",
     "embedded_text",

@@ -96,15 +96,21 @@ def regular_file(source: str | Path, what: str) -> Path:
     return path
 
 
-def read_json(path: Path, max_bytes: int) -> Any:
-    """The JSON value of a file of at most `max_bytes` bytes. Raises FileError."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file of at most `max_bytes`, without room for more than there are. Raises FileError."""
     try:
         with open(path, "rb") as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from None
     if len(data) > max_bytes:
         raise FileError(f"{path} has more than {max_bytes} bytes, too many for such a file; it is not read.")
+    return data
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """The JSON value of a file of at most `max_bytes` bytes. Raises FileError."""
+    data = read_bytes(path, max_bytes)
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 from handgrad.core.errors import DataError, FileError
 from handgrad.data.checks import shown
 from handgrad.data.control import Control
-from handgrad.data.files import read_json, regular_file
+from handgrad.data.files import read_bytes, read_json, regular_file
 from handgrad.data.library import BYTE, MAX_TOKENS, Library, byte_level
 from handgrad.data.sentencepiece_style import BYTES, CONTROL, NORMAL, UNKNOWN, SentencePiece
 from handgrad.data.tokenizers import MAX_FILE_BYTES, load_tokenizer
@@ -25,7 +25,7 @@ def from_gpt2(vocabulary: str | Path, merges: str | Path) -> Library:
     pieces = read_json(regular_file(vocabulary, "vocabulary file"), MAX_FILE_BYTES)
     if not isinstance(pieces, dict) or not all(type(i) is int and 0 <= i < MAX_TOKENS for i in pieces.values()):
         raise FileError(f"{vocabulary} is no vocabulary; expected an object of pieces and their ids.")
-    lines = bounded_bytes(regular_file(merges, "merges file")).decode("utf-8", "replace").split("\n")
+    lines = read_bytes(regular_file(merges, "merges file"), MAX_FILE_BYTES).decode("utf-8", "replace").split("\n")
     rules = [line for line in lines[lines[0].startswith("#version") :] if line]
     added = {END_OF_TEXT: True} if END_OF_TEXT in pieces else {}
     end = tuple(pieces[name] for name in added)
@@ -40,7 +40,7 @@ def from_llama2c(path: str | Path, vocab_size: int | None = None) -> SentencePie
 
     `vocab_size`: how many tokens the model has; default: as many as the file holds. Raises FileError.
     """
-    data = bounded_bytes(regular_file(path, "tokenizer file"))
+    data = read_bytes(regular_file(path, "tokenizer file"), MAX_FILE_BYTES)
     tokens, scores = [], []
     at = 4
     while at < len(data) and len(tokens) != vocab_size:
@@ -93,7 +93,7 @@ def from_folder(folder: str | Path) -> Library | Any | None:
     ends += [i for name in ("generation_config.json", "config.json") for i in ids_in(optional_json(folder / name))]
     template = template_of(settings)
     if (folder / "chat_template.jinja").exists():
-        template = bounded_bytes(folder / "chat_template.jinja", 1 << 20).decode("utf-8", "replace")
+        template = read_bytes(folder / "chat_template.jinja", 1 << 20).decode("utf-8", "replace")
     begin = begins(found, settings)
     end = tuple(dict.fromkeys(i for i in ends if 0 <= i < found.vocab_size))
     try:
@@ -141,14 +141,3 @@ def optional_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FileError(f"{path} holds {shown(value)}; expected an object.")
     return value
-
-
-def bounded_bytes(path: Path, most: int = MAX_FILE_BYTES) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(most + 1)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}.") from None
-    if len(data) > most:
-        raise FileError(f"{path} has more than {most} bytes, too many for such a file; it is not read.")
-    return data

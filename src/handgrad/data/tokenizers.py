@@ -249,13 +249,16 @@ def tokenizer_bytes(tokenizer: Tokenizer) -> bytes:
     return (json.dumps(tokenizer.to_json(), ensure_ascii=True) + "\n").encode("ascii")
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json` of handgrad, or one of the `tokenizers` library; nothing in it is trusted.
+def load_tokenizer(path: str | Path, *, own: bool = False) -> Tokenizer:
+    """Read a `tokenizer.json` of handgrad or, unless `own`, one of the `tokenizers` library; nothing in it is trusted.
 
     Raises FileError for a file that is missing, too large, damaged, or of another format.
     """
     value = read_json(regular_file(path, "tokenizer file"), MAX_FILE_BYTES)
     if isinstance(value, dict) and FORMAT_KEY not in value and isinstance(value.get("model"), dict):
+        if own:
+            kind = shown(value["model"].get("type"))
+            raise FileError(f"{path} is a Hugging Face tokenizer file (model type {kind}), not written by handgrad.")
         return _whole(path, lambda: Library(json.dumps(value, ensure_ascii=False)))
     if not isinstance(value, dict) or FORMAT_KEY not in value:
         raise FileError(

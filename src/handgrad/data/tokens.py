@@ -228,7 +228,7 @@ def _spare_files_of_others(folder: Path) -> None:
     """FileError where a file in the way was not written by `prepare`: somebody's data or another model's tokenizer."""
     if (folder / TOKENIZER).exists():
         try:
-            load_tokenizer(folder / TOKENIZER)
+            load_tokenizer(folder / TOKENIZER, own=True)
         except FileError as error:
             raise FileError(f"{folder} cannot take the tokens, its {TOKENIZER} would be lost: {error}") from None
     # A run killed while it renamed its files leaves tokens.npy and a partial corpus.json.

@@ -24,6 +24,7 @@ from handgrad.generate.diagnose import refusal
 from handgrad.models.model import Model
 
 NOT_SCORED = -1
+MOST_CONTEXT, TOKENS_AT_ONCE = 1024, 2048
 Progress = Callable[[int, int], None]
 
 
@@ -62,15 +63,16 @@ def evaluate(
     *,
     context: int | None = None,
     stride: int | None = None,
-    batch_size: int = 8,
+    batch_size: int | None = None,
     n_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Mean surprise of every token of a sequence but the first, each predicted once from the tokens before it.
 
     tokens     ids, one sequence
-    context    most tokens of a window; None is the model's own
+    context    most tokens of a window; None is the model's own, at most `MOST_CONTEXT`
     stride     from one window to the next, 1 … context; None is context: windows that do not overlap
+    batch_size   windows at once; None is about `TOKENS_AT_ONCE` tokens, since a pass keeps what it computed to its end
     n_bytes    bytes of the targets' text; None counts them with the model's tokenizer, if it has one
 
     `progress(done, total)` is told how many targets are scored. Raises DataError for fewer than two tokens, ConfigError
@@ -89,6 +91,8 @@ def evaluate(
     if ids.size < 2:
         raise DataError(f"a loss needs at least 2 tokens (an input and a target); there are {ids.size}.")
     context, stride = windows_of(model, context, stride)
+    if batch_size is None:
+        batch_size = max(1, TOKENS_AT_ONCE // context)
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, and must be at least 1")
     if n_bytes is None:
@@ -111,7 +115,7 @@ def evaluate(
 def windows_of(model: Model, context: int | None, stride: int | None) -> tuple[int, int]:
     """The windows that were asked for, or those of the model. Raises ConfigError."""
     most = model.config.context
-    context = most if context is None else context
+    context = min(most, MOST_CONTEXT) if context is None else context
     if not 1 <= context <= most:
         raise ConfigError(f"context is {context}, and must be from 1 to {most}, the model's own")
     stride = context if stride is None else stride

@@ -45,6 +45,7 @@ ONLY: dict[str, dict[str, Any]] = {
 NEUTRAL: dict[str, Any] = {
     "partial_rotary_factor": 1.0,
     "rope_interleaved": False,
+    "use_mrope": False,
     "use_qk_norm": False,
     "qk_layernorm": False,
     "clip_qkv": None,
