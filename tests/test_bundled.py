@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import handgrad as hg
 from handgrad import bundled
 from handgrad.cli import main
+from handgrad.core.errors import FileError
 from handgrad.data.tokenizers import Bytes
 from handgrad.models.store import described
 from handgrad.train.config import read_toml
@@ -39,6 +41,22 @@ def test_it_loads_by_name_as_the_model_of_its_recipe() -> None:
     assert (state["step"], state["stored_dtype"]) == (recipe.train["steps"], "bfloat16")
     assert {name: state["train"][name] for name in recipe.train} == dict(recipe.train)
     assert recipe.data == {"sources": ["embedded"], "tokenizer": "bytes"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ("int8", "stored_dtype is 'int8'; known: float32, float64, bfloat16"),
+        (None, "stored_dtype is None"),
+        ("float32", r"embedding.token.w_emb should be \(256, 128\) of F32, found \(256, 128\) of BF16"),
+    ],
+)
+def test_a_wrong_type_of_the_stored_numbers_is_refused(tmp_path: Path, stored: str | None, message: str) -> None:
+    shutil.copytree(FOLDER, tmp_path / NAME)
+    state = json.loads((FOLDER / "state.json").read_text(encoding="utf-8"))
+    (tmp_path / NAME / "state.json").write_text(json.dumps(state | {"stored_dtype": stored}), encoding="utf-8")
+    with pytest.raises(FileError, match=message):
+        hg.load(tmp_path / NAME)
 
 
 def test_its_loss_is_the_one_that_is_stated() -> None:

@@ -139,7 +139,7 @@ BAD = os.fsdecode(b"caf\xe9")
         (["train", "--resume", "--out", ""], "--out is empty; name the folder of the run, such as --out runs/first"),
         (
             ["train", "text.txt", "--out", "run", "--tokenizer", ""],
-            "--tokenizer is empty; give bytes, chars, ids or a tokenizer.json, or leave it out",
+            "--tokenizer is empty; give bytes, chars, bpe:N, ids or a tokenizer.json, or leave it out",
         ),
         (
             ["train", "text.txt", "--out", f"runs/{BAD}"],

@@ -77,6 +77,13 @@ def test_a_row_that_stops_leaves_the_others_alone() -> None:
     assert found[1, : len(own)].tolist() == own.tolist()
 
 
+def test_texts_of_one_length_in_a_list_are_written_as_if_alone_too() -> None:
+    model, prompts = random_model(context=12), [torch.tensor([1, 2]), torch.tensor([3, 4])]
+    together = complete(model, prompts, 20, Sampling(), seed=3)
+    assert torch.equal(together, torch.stack([complete(model, prompt, 20, Sampling(), seed=3) for prompt in prompts]))
+    assert complete(model, [torch.tensor([1, 2])], 4).shape == (1, 4)
+
+
 def test_lists_that_are_no_prompts_are_refused() -> None:
     model = random_model()
     with pytest.raises(ShapeError, match="outside the vocabulary"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -271,3 +272,12 @@ def test_any_damage_to_the_header_is_refused_or_harmless(tmp_path: Path) -> None
             messages.append(str(error))
     assert len(messages) > 75
     assert not any("\n" in message for message in messages)
+
+
+def test_without_that_package_plain_numbers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = randomised(hg.LlamaConfig(**BLOCKS))
+    plain, short = (written(tmp_path / f"{kind}.gguf", model, kind) for kind in ("F16", "Q8_0"))
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert hg.load(plain).config == model.config
+    with pytest.raises(FileError, match=r"holds Q8_0 numbers, .* package gguf: pip install \"handgrad\[gguf\]\""):
+        hg.load(short)

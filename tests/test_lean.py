@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import handgrad as hg
-from handgrad.core import Accumulate, Run
+from handgrad.core import Accumulate, Chain, Layout, Run, Scan
 from handgrad.core.collect import Collect
-from handgrad.core.errors import ConfigError, NumericError
+from handgrad.core.errors import ConfigError, NumericError, ShapeError
+from handgrad.layers.linear import Linear
 from handgrad.layers.mask import CAUSAL, EVERYONE, Bound, Window
 from handgrad.rules.attend import ATTEND, TILED
 from handgrad.rules.fused import attend_tiled, headloss_chunked
@@ -200,3 +201,55 @@ def test_compiled_blocks_are_the_blocks(recompute):
     found, other, _ = trained(2, recompute=recompute, compile=True)
     assert found[0] == pytest.approx(right[0], rel=1e-12)
     close(other, weights, 1e-11)
+
+
+def test_a_cell_made_of_layers_is_collected_once_all_tokens_have_gone_by():
+    cell = OneLinear()
+    layer = Scan(cell)
+    p = Layout(layer.slots()).draw(0, torch.float64)
+    a, g, order = torch.ones(2, 3, 4, dtype=torch.float64), p.layout.zeros(torch.float64), {}
+    for receiver in (Accumulate(g.tree), Collect.into(p.layout, order.__setitem__, torch.float64)):
+        y, saved = layer.forward(p.tree, a, Run())
+        layer.backward(p.tree, torch.ones_like(y), saved, receiver, Run())
+        receiver.finished()
+    close(order["up.w"], g["up.w"])
+
+
+class OneLinear:
+    """A cell without a state, whose output is a chain's."""
+
+    chain = Chain({"up": Linear(4, 5)})
+
+    def slots(self):
+        return self.chain.slots()
+
+    def start(self, a):
+        return ()
+
+    def forward(self, p, x, state, run):
+        y, saved = self.chain.forward(p, x, run)
+        return y, state, saved
+
+    def backward(self, p, Delta, Delta_state, saved, grads, run):
+        return self.chain.backward(p, Delta, saved, grads, run), Delta_state
+
+
+def test_a_model_without_blocks_is_left_as_it_is():
+    shape = replace(SHAPE, n_layers=0)
+    for recompute in ("cheap", "blocks"):
+        assert trained(1, shape=shape, recompute=recompute)[0] == trained(1, shape=shape)[0]
+
+
+def test_rows_without_a_target_get_no_error_even_where_their_logits_are_infinite():
+    a, w = torch.ones(2, 3), torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    a[0, 0] = float("inf")
+    y = torch.tensor([-1, 2])
+    Delta = headloss_chunked.both(a, w, y, y >= 0, 1, torch.ones(()), Accumulate({}))[1]
+    assert not Delta[0].any()
+    assert Delta[1].isfinite().all()
+
+
+def test_a_count_of_nothing_is_refused_however_the_loss_is_formed():
+    model = hg.build(SHAPE, 1)
+    with pytest.raises(ShapeError, match="n_valid is 0"):
+        model.loss_and_backward(*batch(), Accumulate({}), n_valid=0)

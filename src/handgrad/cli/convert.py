@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import MODEL_HELP, Json, output_of
 
-MODEL_HELP = "A run or checkpoint folder, a Hugging Face folder, a .gguf, a llama2.c .bin, or a name."
 Out = Annotated[Path, typer.Option(help="The new folder; one that holds something is refused.", metavar="DIR")]
 NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out, of whatever kind it is.")]
 

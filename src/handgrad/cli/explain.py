@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import MODEL_HELP, Json, output_of
 
 
 def explain(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder or a checkpoint folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     json: Json = False,
 ) -> None:
     """Layer by layer: which form of its rule runs, why, and by which equations; then every gradient.

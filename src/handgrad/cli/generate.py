@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import MODEL_HELP, Json, output_of
 
 
 def generate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A run folder or a checkpoint folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
     prompt: Annotated[
         str | None, typer.Option(help="Text to write on from; none starts from a line end.", metavar="TEXT")
     ] = None,

@@ -14,7 +14,7 @@ NOT_FLAGS = ("model", "preset", "fits", "search", "cache_dtype", "time", "calibr
 def plan(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="A run folder or a checkpoint folder; none: the options.")
+        str | None, typer.Argument(metavar="[MODEL]", help="As in handgrad generate; none: the options.")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As in handgrad train, see below.", metavar="NAME")] = None,
     vocabulary: Annotated[

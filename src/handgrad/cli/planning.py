@@ -29,7 +29,7 @@ from handgrad.models.load import config_of
 from handgrad.models.store import read_state
 from handgrad.plan.cache import CacheBytes, cache_of
 from handgrad.plan.calibrate import calibration
-from handgrad.plan.fits import Fit, bytes_of, changed, fits, in_units
+from handgrad.plan.fits import SEARCHES, Fit, bytes_of, changed, fits, in_units
 from handgrad.plan.plan import CACHE_DTYPES, Plan, meta_ids, plan
 from handgrad.train.config import TrainConfig
 from handgrad.train.size import memory_bytes
@@ -56,7 +56,14 @@ class Asked:
 
 def show(asked: Asked, output: Output) -> None:
     """Plan, and print it. Raises ConfigError, FileError."""
+    if asked.cache_only and (asked.fits is not None or asked.calibrate):
+        raise ConfigError("--cache-only plans the cache and nothing else; leave out --fits and --calibrate")
+    if asked.search not in SEARCHES:
+        raise ConfigError(f"--search is {asked.search!r}, and must be one of {', '.join(SEARCHES)}")
     shape, config = resolved(asked)
+    if config.compile:
+        output.note("this run compiles its blocks; it is planned as if it did not, and may hold a little less")
+        config = replace(config, compile=False)
     if asked.cache_dtype is not None and asked.cache_dtype not in CACHE_DTYPES:
         raise ConfigError(f"--cache-dtype is {asked.cache_dtype!r}, and must be one of {', '.join(CACHE_DTYPES)}")
     cache_dtype = CACHE_DTYPES[asked.cache_dtype or config.dtype]
@@ -71,7 +78,14 @@ def show(asked: Asked, output: Output) -> None:
         output.note(f"searching the largest --{asked.search} within {in_units(limit)} …")
         found = fits(shape, config, limit, asked.search, base)
         shape, config = changed(shape, config, found.search, found.value)
-    planned = plan(shape, config, cache_dtype)
+    try:
+        planned = plan(shape, config, cache_dtype)
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ConfigError(
+            "this plan has more bytes than can be counted; use a smaller --batch-size, --context or --width"
+        ) from None
     step_s = None
     if asked.time or asked.calibrate:
         if asked.calibrate:
@@ -101,7 +115,7 @@ def resolved(asked: Asked) -> tuple[Any, TrainConfig]:
         first = {"vocabulary": VOCABULARIES.get(asked.preset or "", BYTES)}
         shape = check_model(merged(first, chosen.model, picked(asked.flags, FIELDS)), wrong)
         train = chosen.train
-    options = with_followers({**train, "compile": False}, picked(asked.flags, TRAIN_FIELDS))
+    options = with_followers(train, picked(asked.flags, TRAIN_FIELDS))
     config = attempt(wrong, lambda: TrainConfig(**options), None)
     if wrong or config is None:
         raise ConfigError(problems(wrong))

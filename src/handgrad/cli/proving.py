@@ -18,7 +18,13 @@ from handgrad.check.mistakes import MISTAKES
 from handgrad.check.registry import DOCS, EQUATIONS, equation, missing, status
 from handgrad.check.tables import Planted, as_csv, plant, write
 from handgrad.cli.output import Output
+from handgrad.models.found import find
 from handgrad.models.load import load
+from handgrad.models.store import read_state
+from handgrad.train.config import flag
+
+
+SETTINGS = ("dtype", "implementation", "recompute", "update", "compile")
 
 
 def show_equations(ids: Sequence[str], check: bool, output: Output) -> int:
@@ -83,6 +89,20 @@ def show_model(name: str, output: Output) -> None:
         output.record(asdict(gradient))
     output.record({"total": found.total})
     output.text(explained(found))
+    if settings := trained_with(name):
+        output.record({"trained_with": settings})
+        output.text("trained with " + ", ".join(f"{flag(field)} {value}" for field, value in settings.items()))
+
+
+def trained_with(name: str) -> dict[str, object]:
+    """How the passes of a run's training were made, which need not be how the model runs now; {} where nobody knows."""
+    source = find(name)
+    if source.kind != "checkpoint":
+        return {}
+    train = read_state(source.path)["train"]
+    return {
+        field: train[field] for field in ("dtype", "implementation", "recompute", "update", "compile") if field in train
+    }
 
 
 def explained(found: Explained) -> str:

@@ -24,6 +24,7 @@ from handgrad.data.windows import n_windows
 from handgrad.layers.pointwise import ACTIVATIONS
 from handgrad.models.store import ModelConfig, kind_of
 from handgrad.train.config import RunFile, TrainConfig, available_device, read_toml
+from handgrad.train.prepare import compile_problem
 from handgrad.train.size import size_problem
 
 # flag without its dashes -> field of the dataclass
@@ -93,8 +94,8 @@ def resolve(flags: Mapping[str, Any], sources: Sequence[str], preset: str | None
     train_config = attempt(wrong, lambda: TrainConfig(**train), None)
     if train_config is not None:
         attempt(wrong, lambda: available_device(train_config), None)
-    if shape is not None and train_config is not None and (problem := size_problem(shape, train_config)):
-        wrong.append(problem)
+    if shape is not None and train_config is not None:
+        wrong += [p for p in (size_problem(shape, train_config), compile_problem(shape, train_config)) if p]
     tokenizer = flags["tokenizer"] if flags.get("tokenizer") is not None else file.data.get("tokenizer")
     sources = tuple(sources) or tuple(file.data.get("sources", ()))
     if not sources:

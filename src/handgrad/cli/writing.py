@@ -198,6 +198,10 @@ def new_tokens(model: Model, prompt: Any, request: Request) -> Iterator[torch.Te
     )
 
 
+def as_tensor(ids: list[int]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64)
+
+
 def known_ends(model: Model) -> tuple[int, ...]:
     """The tokens that end a text, as the tokenizer of a trained model knows them."""
     return tuple(i for i in control_of(model.tokenizer).end if i < model.config.vocabulary)
@@ -251,7 +255,7 @@ class Growing:
 def stream(model: Model, written: Written, request: Request) -> Iterator[str]:
     """The new text in pieces, as soon as each is certain."""
     text = Growing(model, written, request)
-    for new in new_tokens(model, torch.tensor(written.prompt_ids, dtype=torch.int64), request):
+    for new in new_tokens(model, as_tensor(written.prompt_ids), request):
         if piece := text.push(int(new)):
             yield piece
         if written.stopped:
@@ -263,7 +267,7 @@ def together(model: Model, group: list[Written], request: Request) -> None:
     """Several texts at once, padded where they differ in length; each ends by itself."""
     texts = [Growing(model, written, request) for written in group]
     pieces: list[list[str]] = [[] for _ in group]
-    for new in new_tokens(model, [written.prompt_ids for written in group], request):
+    for new in new_tokens(model, [as_tensor(written.prompt_ids) for written in group], request):
         for i, text in enumerate(texts):
             if not group[i].stopped:
                 pieces[i].append(text.push(int(new[i])))

@@ -18,6 +18,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from handgrad.core.errors import ConfigError
 from handgrad.core.gradients import Gradients
 from handgrad.core.layer import Feature, Layer, Saved
 from handgrad.core.params import Slot, Tree
@@ -37,7 +38,7 @@ class Compiled:
         return self.f.slots()
 
     def forward(self, p: Tree, a: Feature, run: Run) -> tuple[Feature, Saved]:
-        if run.signals is not None or run.cache is not None or run.position != 0:
+        if run.signals is not None or run.cache is not None or not at_start(run.position):
             return self.f.forward(p, a, run)
         given, spec = tree_flatten((p, a))
 
@@ -97,7 +98,12 @@ class Made:
         return cls(torch.compile(graph, dynamic=False), *found)
 
     def __call__(self, given: list[Any]) -> Any:
-        filling = iter(self.function([x for x in given if isinstance(x, torch.Tensor)]))
+        try:
+            results = self.function([x for x in given if isinstance(x, torch.Tensor)])
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(f"torch.compile failed on this machine ({reason}); leave --compile out") from None
+        filling = iter(results)
         n = self.spec.num_leaves
         return tree_unflatten([self.others[i] if i in self.others else next(filling) for i in range(n)], self.spec)
 
@@ -131,6 +137,10 @@ class Handing:
 def bare(run: Run) -> Run:
     """The same way of running anywhere in the network: with nobody watching, a path means nothing."""
     return Run(implementation=run.implementation)
+
+
+def at_start(position: int | torch.Tensor) -> bool:
+    return isinstance(position, int) and position == 0
 
 
 def described(x: Any) -> Any:

@@ -34,6 +34,31 @@ class Gradients(Protocol):
     def finished(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Hands on everything but the word that a part has finished: for parts that will be passed again."""
+
+    inner: Gradients
+
+    def __truediv__(self, part: str) -> Unfinished:
+        return Unfinished(self.inner / part)
+
+    def outer(self, name: str, a: torch.Tensor, Delta: torch.Tensor) -> None:
+        self.inner.outer(name, a, Delta)
+
+    def total(self, name: str, Delta: torch.Tensor) -> None:
+        self.inner.total(name, Delta)
+
+    def rows(self, name: str, ids: torch.Tensor, Delta: torch.Tensor) -> None:
+        self.inner.rows(name, ids, Delta)
+
+    def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:
+        self.inner.scaled(name, x, Delta)
+
+    def finished(self) -> None:
+        """Whoever holds the layer says so, after its last pass."""
+
+
 PIECE = 1 << 22  # elements
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from handgrad.core.gradients import Gradients
+from handgrad.core.gradients import Gradients, Unfinished
 from handgrad.core.params import Slot, Tree
 from handgrad.core.run import Run
 
@@ -71,6 +71,8 @@ class Scan:
         below: list[Tensor] = []
         Delta_state = tuple(torch.zeros_like(s) for s in last)  # nothing reads the last state
         for t, Delta_y in reversed(list(enumerate(Delta.unbind(1)))):
-            Delta_x, Delta_state = self.cell.backward(p, Delta_y, Delta_state, saved[t], grads, run / str(t))
+            Delta_x, Delta_state = self.cell.backward(
+                p, Delta_y, Delta_state, saved[t], Unfinished(grads), run / str(t)
+            )
             below.append(Delta_x)
         return torch.stack(below[::-1], 1)

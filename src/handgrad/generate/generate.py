@@ -6,8 +6,9 @@ there would be context + 1, only the last context // 2 stay, and from there they
 than the context is treated as if it had been written token by token, so stopping and going on changes nothing. The
 cache follows the same rule: when the window is cut, positions start again at 0 and what is left is read once more.
 
-Several texts at once. Prompts of unequal lengths are padded on the left, where nobody looks, and each text is written
-as if it were alone: it has its own window, and its own random numbers from the seed.
+Several texts at once. The rows of a matrix share one stream of random numbers. A list of texts, of unequal lengths
+perhaps, is padded on the left, where nobody looks, and each text is written as if it were alone: it has its own window,
+and its own random numbers from the seed.
 
 The vocabulary. A model may have more columns than its tokenizer has tokens (padding); those are never drawn.
 """
@@ -83,7 +84,7 @@ def generate(
 ) -> Iterator[Tensor]:
     """New tokens as they are chosen: each ~ (B,), int64. What can be wrong is checked at the call.
 
-    prompt_ids      ids ~ (B, T), or (T,) for one text (then B = 1), or a list of texts of unequal lengths. An empty
+    prompt_ids      ids ~ (B, T), or (T,) for one text (then B = 1), or a list of such texts. An empty
                     prompt starts from the tokenizer's start token, else its newline, or from id 0 where it has neither;
                     that token is not given back
     max_new_tokens  at most so many; 0 gives none
@@ -105,7 +106,7 @@ def generate(
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise ConfigError(f"{name} is {value}, and must be a whole number from 0 to {(1 << 63) - 1}")
-    texts = unequal(prompt_ids)
+    texts = separate(prompt_ids)
     prompts = [started(model, prompt_ids)] if texts is None else [started(model, text) for text in texts]
     stops = torch.tensor(sorted({stop} if isinstance(stop, int) else set(stop or ())), dtype=torch.int64)
     if len(stops) and (int(stops[0]) < 0 or int(stops[-1]) >= model.config.vocabulary):
@@ -144,21 +145,24 @@ def complete(
     torch.Size([2, 12])
     """
     new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop, compiled))
-    shape = (len(prompt_ids), 0) if unequal(prompt_ids) is not None else torch.as_tensor(prompt_ids).shape
+    shape = (len(prompt_ids), 0) if separate(prompt_ids) is not None else torch.as_tensor(prompt_ids).shape
     if not new:
         return torch.zeros((*shape[:-1], 0), dtype=torch.int64)
     return torch.stack(new, dim=-1) if len(shape) == 2 else torch.cat(new)
 
 
-def unequal(prompt_ids: Any) -> list[Any] | None:
-    """The texts of a list where they differ in length; None for anything else.
+def separate(prompt_ids: Any) -> list[Any] | None:
+    """The texts of a list of tensors, or of lists that differ in length; None for one matrix or row.
 
-    >>> unequal([[1, 2], [3]]), unequal([[1, 2], [3, 4]])
+    >>> separate([[1, 2], [3]]), separate([[1, 2], [3, 4]])
     ([[1, 2], [3]], None)
     """
-    if not isinstance(prompt_ids, list | tuple) or not all(hasattr(text, "__len__") for text in prompt_ids):
+    if not isinstance(prompt_ids, list | tuple) or not all(isinstance(t, Tensor | list | tuple) for t in prompt_ids):
         return None
-    return list(prompt_ids) if len({len(text) for text in prompt_ids}) > 1 else None
+    if any(isinstance(text, Tensor) and text.ndim != 1 for text in prompt_ids):
+        return None
+    tensors = bool(prompt_ids) and all(isinstance(text, Tensor) for text in prompt_ids)
+    return list(prompt_ids) if tensors or len({len(text) for text in prompt_ids}) > 1 else None
 
 
 def started(model: Model, prompt_ids: Tensor | Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""A trained model from disk, of any of the kinds in `models/found.py`. Loading runs no code from a file."""
+"""A trained model from disk, of any kind that is known. Loading runs no code from a file."""
 
 from __future__ import annotations
 

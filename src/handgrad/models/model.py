@@ -92,7 +92,11 @@ class Model:
         return w
 
     def shadowed(self, dtype: torch.dtype) -> Model:
-        """The same parameters, with passes computed in `dtype`: a copy of them that `refresh` brings up to date."""
+        """The same parameters, with passes computed in `dtype` on a copy of them.
+
+        Whoever changes the parameters calls `refresh` afterwards, as a training step does: until then passes compute
+        with the numbers from before.
+        """
         shadow = None if dtype == self.params.flat.dtype else self.params.like(self.params.flat.to(dtype))
         return replace(self, shadow=shadow, pending=None)
 
@@ -123,8 +127,8 @@ class Model:
         run, self.pending = run or self.run, None
         tokens = self.checked(tokens)
         targets, valid = self.aimed(tokens, targets, valid)
-        if n_valid is not None and n_valid < 1:
-            raise ShapeError(f"n_valid is {n_valid}: it is what the sum of losses is divided by, so at least 1")
+        if n_valid is not None:
+            require_count(n_valid)
         n = int(valid.sum()) if n_valid is None else n_valid
         if self.trunk is None:
             logits, saved = self.layer.forward(self.numbers, tokens, run)
@@ -140,6 +144,7 @@ class Model:
     ) -> Tensor:
         """`loss` and `backward` at once, for training: where nobody watches the logits, each is formed only once."""
         run = run or self.run
+        require_count(n_valid)
         if self.trunk is None or HEAD_LOSS.choose(run) is not CHUNKED:
             loss = self.loss(tokens, targets, n_valid=n_valid, run=run)
             self.backward(grads)
@@ -222,6 +227,11 @@ class Model:
             raise ShapeError(f"target id {int(targets.max())} is outside the vocabulary of {self.config.vocabulary}")
         counts = targets >= 0
         return targets, counts if valid is None else counts & valid
+
+
+def require_count(n_valid: int) -> None:
+    if n_valid < 1:
+        raise ShapeError(f"n_valid is {n_valid}: it is what the sum of losses is divided by, so at least 1")
 
 
 def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Model:

@@ -13,7 +13,7 @@ from handgrad.train.config import TrainConfig
 
 SEARCHES = ("batch-size", "context")
 MOST = {"batch-size": 1 << 16, "context": 1 << 20}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
@@ -82,7 +82,7 @@ def bytes_of(text: str) -> int:
     (8000000000, 1610612736, 300000000)
     """
     found = _SIZE.fullmatch(text.strip())
-    if found is None or not float(found[1]):
+    if found is None or not 0 < float(found[1]) < 1e12:
         raise ConfigError(f"--fits is {text!r}, and must be a size such as 8GB, 500MB or 16GiB")
     unit = found[2].lower()
     return int(float(found[1]) * (1024 if unit.endswith("i") else 1000) ** _UNITS[unit.rstrip("i")])

@@ -34,7 +34,7 @@ from handgrad.train.lock import held
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.metrics import Metrics, peak_rss_bytes
 from handgrad.train.optimiser import State, uses_fused
-from handgrad.train.prepare import prepared
+from handgrad.train.prepare import compile_problem, prepared
 from handgrad.train.schedule import lr_at
 from handgrad.train.size import size_problem
 from handgrad.train.start import (
@@ -139,7 +139,7 @@ def train(
     """
     folder, observer = Path(folder), observer or _Silent()
     available_device(config)
-    if problem := size_problem(model_config, config):
+    if problem := size_problem(model_config, config) or compile_problem(model_config, config):
         raise ConfigError(problem)
     parts = parts_of(corpus, model_config)
     fresh_folder(folder)
@@ -180,6 +180,8 @@ def _resumed(folder: Path, steps: int | None, observer: Observer, keep_going: Ca
         observer.finished(result)
         return result
     config, corpus, shape = found.config, found.corpus, found.file.model_config
+    if problem := compile_problem(shape, config):
+        raise ConfigError(problem)
     parts = parts_of(corpus, shape)
     model, state = found.model, found.state
     if model is None or state is None:

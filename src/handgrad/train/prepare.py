@@ -35,18 +35,23 @@ def prepared(model: Model, config: TrainConfig) -> Model:
         layer = with_blocks(layer, lambda block: rewritten(block, thrifty))
     elif config.recompute == "blocks":
         layer = with_blocks(layer, Recompute)
-    if config.compile and getattr(model.config, "dropout", 0.0):
-        raise ConfigError(
+    if problem := compile_problem(model.config, config):
+        raise ConfigError(problem)
+    if config.compile:
+        layer = with_blocks(layer, Compiled)
+    return replace(model, layer=layer).shadowed(DTYPES[config.dtype])
+
+
+def compile_problem(shape: Any, config: TrainConfig) -> str | None:
+    """Why blocks of this shape cannot be compiled as asked, or None."""
+    if config.compile and getattr(shape, "dropout", 0.0):
+        return (
             "--compile cannot go with --dropout: a compiled block is made once, and dropout draws anew at every step. "
             "Leave one of them out"
         )
     if config.compile and not compiler():
-        raise ConfigError(
-            "--compile needs a C++ compiler, and g++ or the one that CXX names is not there; leave it out"
-        )
-    if config.compile:
-        layer = with_blocks(layer, Compiled)
-    return replace(model, layer=layer).shadowed(DTYPES[config.dtype])
+        return "--compile needs a C++ compiler, and g++ or the one that CXX names is not there; leave it out"
+    return None
 
 
 def compiler() -> bool:
@@ -65,7 +70,7 @@ def thrifty(layer: Layer) -> Layer:
 def with_blocks(layer: Any, wrap: Any) -> Any:
     """Every block of the chain `blocks` wrapped; a model without such a chain as it is."""
     blocks = layer.parts.get(BLOCKS) if isinstance(layer, Chain) else None
-    if not isinstance(blocks, Chain):
+    if not isinstance(blocks, Chain) or not blocks.parts:
         return layer
     first, *_ = blocks.parts.values()
     shared = wrap(first)  # equal blocks are one object: what is compiled for one serves all

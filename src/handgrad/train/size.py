@@ -24,7 +24,15 @@ def size_problem(model: ModelConfig, config: TrainConfig) -> str | None:
     """
     count = least_parameters(model)
     needed, memory = count * _ITEM_BYTES[config.dtype] * COPIES, memory_bytes()
-    if memory is None or needed <= memory or config.device != "cpu":
+    if memory is None or config.device != "cpu":
+        return None
+    stream = config.batch_size * model.context * model.d_model * 2  # one feature map, in the smallest type
+    if needed <= memory < stream:
+        return (
+            f"there is not enough memory: one feature map of {config.batch_size:,} windows of {model.context:,} tokens "
+            f"takes {stream:,} bytes, and this machine has {memory:,}. Use a smaller --batch-size or --context"
+        )
+    if needed <= memory:
         return None
     return (
         f"there is not enough memory: {count:,} parameters with their gradient and AdamW's two moments take "
