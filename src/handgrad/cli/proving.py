@@ -23,7 +23,6 @@ from handgrad.models.load import load
 from handgrad.models.store import read_state
 from handgrad.train.config import flag
 
-
 SETTINGS = ("dtype", "implementation", "recompute", "update", "compile")
 
 
@@ -100,9 +99,7 @@ def trained_with(name: str) -> dict[str, object]:
     if source.kind != "checkpoint":
         return {}
     train = read_state(source.path)["train"]
-    return {
-        field: train[field] for field in ("dtype", "implementation", "recompute", "update", "compile") if field in train
-    }
+    return {field: train[field] for field in SETTINGS if field in train}
 
 
 def explained(found: Explained) -> str:
