@@ -26,9 +26,10 @@ BATCH, TOKENS = 2, 1024
 WORK = "GPT-2 124M step, batch 2 x 1024"
 TIMED, ENOUGH_S = 3, 40
 # How far the first loss and gradient norm may lie from the float32 twin's, relatively. float32: long sums in another
-# order. bfloat16: 8 bits, so 2**-8 a rounding.
+# order; the twin's own norm is one float32 sum a parameter, off by 1e-4 for the 39 million of the embedding.
+# bfloat16: 8 bits, so 2**-8 a rounding.
 LOSS_GAP = {"float32": 1e-5, "bfloat16": 2**-8}
-NORM_GAP = {"float32": 1e-4, "bfloat16": 2**-5}
+NORM_GAP = {"float32": 3e-4, "bfloat16": 2**-5}
 
 
 def ours(**config: Any) -> HandStep:

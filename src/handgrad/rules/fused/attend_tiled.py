@@ -8,7 +8,8 @@ from         `attend.py`, line by line: rows of queries do not meet but in the s
 shapes       as in `attend.py`; keys beyond a tile's last allowed one are not even multiplied
 assumes      nothing of the mask; a row that may attend to nothing has ρ = 0, output 0 and error 0
 cost         a causal mask: half the products of the explicit pair, and a fifth more for the second ρ. Saves q, k, v
-             alone: memory grows with T, not with T². Sums over queries are formed in float32 at least
+             alone (and ρ where all queries fit one tile): memory grows with T, not with T². Sums over queries are formed
+             in float32 at least
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Saved(NamedTuple):
     k: Tensor  # (B, H, S, d_ρ)
     v: Tensor  # (B, H, S, d_h)
     allowed: Mask
+    rho: Tensor | None  # (B, H, T, keys) where all queries fit one tile: then it is not formed twice
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Mask, run: Run) -> tuple[Tensor, Saved]:
@@ -39,13 +41,19 @@ def forward(q: Tensor, k: Tensor, v: Tensor, allowed: Mask, run: Run) -> tuple[T
     q, k, v = run.show("q", q), run.show("k", k), run.show("v", v)
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # one copy, kept for backward: products are faster on it
     out = v.new_empty(*q.shape[:-1], v.shape[-1])
+    kept = None
     for rows, keys, rho in weights(q, k, allowed):
         out[..., rows, :] = rho @ v[..., keys, :]
-    return run.show("out", out), Saved(q, k, v, allowed)
+        kept = rho if q.shape[-2] <= ROWS else None
+    return run.show("out", out), Saved(q, k, v, allowed, kept)
 
 
-def weights(q: Tensor, k: Tensor, allowed: Mask) -> Iterator[tuple[slice, slice, Tensor]]:
+def weights(q: Tensor, k: Tensor, allowed: Mask, kept: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
     """Tile by tile: which queries, which keys, and ρ ~ (B, H, rows, keys)."""
+    if kept is not None:
+        part = tile(allowed, 0, q.shape[-2], k.shape[-2])
+        yield slice(0, q.shape[-2]), slice(part.first, part.end), kept
+        return
     scaled_q, kt, n_queries, n_keys = q / sqrt(q.shape[-1]), k.mT.contiguous(), q.shape[-2], k.shape[-2]
     for start in range(0, n_queries, ROWS):
         rows = slice(start, min(start + ROWS, n_queries))
@@ -66,11 +74,11 @@ def softmax(scores: Tensor, part: Tile) -> Tensor:
 
 
 def backward(Delta: Tensor, saved: Saved, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v, allowed = saved
+    q, k, v, allowed, kept = saved
     Delta = run.show("Delta_out", Delta).contiguous()
     Delta_q, Delta_k, Delta_v = torch.empty_like(q), torch.zeros_like(widened(k)), torch.zeros_like(widened(v))
     vt = v.mT.contiguous()
-    for rows, keys, rho in weights(q, k, allowed):
+    for rows, keys, rho in weights(q, k, allowed, kept):
         Delta_i = Delta[..., rows, :]
         Delta_v[..., keys, :] += rho.mT @ Delta_i  #                            of  rho @ v, by v
         Delta_rho = Delta_i @ vt[..., keys]  #                                 of  rho @ v, by rho
