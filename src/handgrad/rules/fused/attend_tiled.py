@@ -8,8 +8,8 @@ from         `attend.py`, line by line: rows of queries do not meet but in the s
 shapes       as in `attend.py`; keys beyond a tile's last allowed one are not even multiplied
 assumes      nothing of the mask; a row that may attend to nothing has ρ = 0, output 0 and error 0
 cost         a causal mask: half the products of the explicit pair, and a fifth more for the second ρ. Saves q, k, v
-             alone (and ρ where all queries fit one tile): memory grows with T, not with T². Sums over queries are formed
-             in float32 at least
+             alone (and ρ where all queries fit one tile): memory grows with T, not with T². Sums over queries are
+             formed in float32 at least
 """
 
 from __future__ import annotations
