@@ -154,7 +154,8 @@ def test_a_model_is_explained(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "norm_1ᵗ Δ_query" in shown
     assert "OHE(t)ᵗ Δ_token + Δ_headᵗ norm" in shown
     assert main.run(["explain", str(run), "--json"]) == 0
-    *rows, last = lines(capsys)
+    *rows, last, trained = lines(capsys)
+    assert trained["trained_with"]["update"] == "after"
     layers = [row for row in rows if "path" in row]
     gradients = [row for row in rows if "formula" in row]
     assert len(layers) + len(gradients) == len(rows)

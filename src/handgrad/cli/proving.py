@@ -98,7 +98,8 @@ def trained_with(name: str) -> dict[str, object]:
     source = find(name)
     if source.kind != "checkpoint":
         return {}
-    train = read_state(source.path)["train"]
+    state = read_state(source.path)
+    train = state["train"] if state["step"] else {}  # a model that was imported was not trained here
     return {field: train[field] for field in SETTINGS if field in train}
 
 

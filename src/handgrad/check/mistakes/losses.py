@@ -76,8 +76,8 @@ MISTAKES = (
     Mistake(
         "rows without a target",
         headloss_chunked.surprise,
-        "(scale / s).where(valid_part, 0)",
-        "scale / s",
+        ".masked_fill_(~valid_part, 0.0)",
+        "",
         "head and loss",
         "agreement",
     ),

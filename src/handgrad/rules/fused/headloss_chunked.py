@@ -77,7 +77,7 @@ def surprise(z: Tensor, y: Tensor, valid: Tensor, scale: Tensor | None) -> Tenso
         s = P.sum(-1, keepdim=True)
         sums.append((s.log() + top - at_y).where(valid_part, 0).sum())
         if scale is not None:
-            factor = (scale / s).where(valid_part, 0)
+            factor = scale / s
             P.mul_(factor).scatter_add_(-1, y_part, -factor * s)  # Δ_z     of  log s + m - z[y]
             P.masked_fill_(~valid_part, 0.0)  #                            of  where(valid, ·, 0)
             if P.dtype != z.dtype:
