@@ -26,6 +26,7 @@ class Line:
     shown     how a figure is written, with its unit
     against   ours is divided by this peer's figure; "" compares the figure itself
     at_least, at_most   what was aimed at; neither: the line is shown only
+    flags     what handgrad is run with, beyond what the line's words say
 
     >>> line = Line("speed", lambda results, who: 3.0, "ours", at_least=1.4, against="peer")
     >>> line.aim(), line.reached(1.5), line.reached(1.39)
@@ -40,6 +41,11 @@ class Line:
     against: str = ""
     at_least: float | None = None
     at_most: float | None = None
+    flags: str = ""
+
+    def label(self) -> str:
+        """What is measured, and what handgrad is run with."""
+        return f"{self.work}; handgrad {self.flags}" if self.flags else self.work
 
     def aim(self) -> str:
         for words, value in (("at least", self.at_least), ("at most", self.at_most)):
@@ -115,21 +121,24 @@ SPEED, PEAK = column("gpt2_step", GPT2, "tokens_per_s"), column("gpt2_step", GPT
 FLOAT32 = ("transformers eager float32", "twin eager float32")
 BF16 = ("transformers autocast bfloat16", "compiled twin bfloat16", "handgrad compiled bfloat16")
 SMOL, SPEED_OF_ONE = "SmolLM2-135M shape", "{:.1f} tokens/s"
+CHEAP, BLOCKS = "--recompute cheap", "--update inside --recompute blocks"
 RATE, GB, TIMES = "{:.0f} tokens/s", "{:.2f} GB", "{:.2f}"
 
 LINES: tuple[Line, ...] = (
-    Line(f"{GPT2}, float32", SPEED, "handgrad float32", FLOAT32, RATE, FLOAT32[0], at_least=1.4),
-    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[0], at_least=1.5),
-    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[1], at_least=1.25),
-    Line("its peak memory, float32", PEAK, "handgrad float32", FLOAT32, GB, FLOAT32[0], at_most=0.5),
-    Line("its peak memory, bfloat16", PEAK, "handgrad bfloat16", BF16, GB, BF16[0], at_most=0.5),
+    Line(f"{GPT2}, float32", SPEED, "handgrad float32", FLOAT32, RATE, FLOAT32[0], at_least=1.4, flags=CHEAP),
+    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[0], at_least=1.5, flags=CHEAP),
+    Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[1], at_least=1.25, flags=CHEAP),
+    Line("its peak memory, float32", PEAK, "handgrad float32", FLOAT32, GB, FLOAT32[0], at_most=0.5, flags=CHEAP),
+    Line("its peak memory, bfloat16", PEAK, "handgrad bfloat16", BF16, GB, BF16[0], at_most=0.5, flags=CHEAP),
     *(
         Line(
             f"its peak memory, {dtype}, update inside the backward pass, {clip}",
             column("update_in_backward", INSIDE, "peak_bytes", 1e-9),
             f"peak, {clip}, {dtype}",
+            (f"plain peak, {clip}, {dtype}",),
             shown=GB,
             at_most=2.2,
+            flags=BLOCKS,
         )
         for dtype in ("float32", "bfloat16")
         for clip in ("no clipping", "clipping to 1.0")
@@ -141,12 +150,13 @@ LINES: tuple[Line, ...] = (
             f"weights, {clip}, {dtype}",
             shown="{:.1e}",
             at_most=1e-6,
+            flags=BLOCKS,
         )
         for dtype in ("float32", "bfloat16")
         for clip in ("no clipping", "clipping to 1.0")
     ),
-    Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25),
-    Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES),
+    Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25, flags=CHEAP),
+    Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES, flags=CHEAP),
     *(
         Line(
             f"{SMALL}, {dtype}{way}",
@@ -172,16 +182,18 @@ LINES: tuple[Line, ...] = (
         ("explicit",),
         TIMES,
         at_most=1.15,
+        flags="--impl fused",
     ),
     *(
         Line(
-            f"greedy decoding, {model}, {dtype}: {ours}",
+            f"greedy decoding, {model}, {dtype}, {way}: {ours}",
             column("decoding", f"greedy decoding, {model}", name),
             f"handgrad {way} {dtype}",
             peers,
             shown,
             against,
             at_least=at_least,
+            flags="--compile" if way == "compiled" else "",
         )
         for dtype in ("float32", "bfloat16")
         for model, way, ours, name, peers, shown, against, at_least in (

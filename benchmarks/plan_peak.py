@@ -25,7 +25,7 @@ from handgrad.plan.plan import plan
 from handgrad.train.config import MASTER, TrainConfig
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.optimiser import State
-from handgrad.train.prepare import prepared
+from handgrad.train.prepare import gradient_of, prepared
 from handgrad.train.step import step_on
 
 STEPS = 4
@@ -59,7 +59,7 @@ def trainer(shape: GPT2Config, config: TrainConfig) -> Callable[[], None]:
     params = layout.zeros(MASTER[config.dtype])
     params.flat.uniform_(-0.02, 0.02, generator=torch.Generator().manual_seed(0))
     model, state = prepared(Model(shape, layer, params), config), State.zeros(params.flat)
-    gradient = layout.zeros(params.flat.dtype) if config.update == "after" else None
+    gradient = gradient_of(model, config)
     draw = torch.Generator().manual_seed(0)
     x, y = (torch.randint(0, shape.vocabulary, (config.batch_size, shape.context), generator=draw) for _ in range(2))
     return lambda: void(step_on(model, [(x, y)], gradient, state, 1e-3, config, state.step + 1))

@@ -41,13 +41,13 @@ def verdict(line: Line, results: Results) -> Verdict:
     try:
         ours = line.figure(results, line.ours)
     except NotMeasured as why:
-        return Verdict(line.work, peers, f"not measured: {why}", "", aim, "not measured")
+        return Verdict(line.label(), peers, f"not measured: {why}", "", aim, "not measured")
     told = line.shown.format(ours)
     try:
         value = ours / line.figure(results, line.against) if line.against else ours
     except NotMeasured:
-        return Verdict(line.work, peers, told, "", aim, "not measured")
-    return Verdict(line.work, peers, told, f"{value:.2f}" if line.against else "", aim, line.reached(value))
+        return Verdict(line.label(), peers, told, "", aim, "not measured")
+    return Verdict(line.label(), peers, told, f"{value:.2f}" if line.against else "", aim, line.reached(value))
 
 
 def shown(line: Line, results: Results, who: str) -> str:
@@ -88,7 +88,13 @@ def page(rows: Sequence[Verdict], results: Results) -> str:
 
 {summary(rows)}. The peers' figures are measured in the same run as ours, each in a process of its own, taking turns;
 medians. Memory is the most that the process ever held (VmHWM), with Python and torch in it. `handgrad` is set up as
-`handgrad train` sets itself up. Missed aims stay in the table.
+`handgrad train` sets itself up, with the flags that a line names; rows of handgrad that stand beside it have them too,
+"compiled" is `--compile`, and "plain" is none of the line's flags. Missed aims stay in the table.
+
+transformers and the autograd twins keep all that their backward passes read, so the lines of peak memory compare that
+with forming it again. `--recompute cheap` forms the outputs of norms and activations again: no matrix product more.
+`--recompute blocks` forms all of a block again: of the step of GPT-2 124M, whose products are 1.67 TFLOP, 0.39 TFLOP
+once more, that is 23 % ([`handgrad plan`](plan.md) counts them).
 
 {markdown(rows)}
 

@@ -17,7 +17,7 @@ from handgrad.models.model import Model
 from handgrad.train.config import MASTER, TrainConfig
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.optimiser import State
-from handgrad.train.prepare import prepared
+from handgrad.train.prepare import gradient_of, prepared
 from handgrad.train.step import step_on
 
 
@@ -40,9 +40,8 @@ class HandStep:
         keep_freed_memory()
         self.config = config or TrainConfig()
         self.model = prepared(build(shape, seed=0, dtype=MASTER[self.config.dtype]), self.config)
-        flat = self.model.params.flat
-        self.gradient = self.model.params.layout.zeros(flat.dtype) if self.config.update == "after" else None
-        self.state = State.zeros(flat)
+        self.gradient = gradient_of(self.model, self.config)
+        self.state = State.zeros(self.model.params.flat)
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
         did = step_on(self.model, [(x, y)], self.gradient, self.state, 1e-3, self.config, self.state.step + 1)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import common, gpt2_step, process, run, table  # noqa: E402
+from benchmarks import common, gpt2_step, process, run, table, update_in_backward  # noqa: E402
 from benchmarks.lines import BF16, FLOAT32, GPT2, LINES, Line, column  # noqa: E402
 from benchmarks.results import Results  # noqa: E402
 
@@ -102,6 +102,22 @@ def test_every_line_can_be_missed_and_names_rows_that_are_measured() -> None:
     assert all({line.ours, *line.peers} <= set(gpt2_step.WORKS) for line in step)
 
 
+def test_a_line_names_what_handgrad_is_run_with_and_no_two_lines_are_alike() -> None:
+    for line in LINES:
+        if line.work.startswith((GPT2, "its peak", "step time")) and line.ours in gpt2_step.WORKS:
+            assert line.flags == as_flags(gpt2_step.WORKS[line.ours].keywords), line.work
+        if line.ours in update_in_backward.WORKS:
+            assert line.flags == as_flags(update_in_backward.INSIDE), line.work
+        assert ("--compile" in line.label()) == ("compiled" in line.ours), line.work
+    labels = [(line.label(), line.aim()) for line in LINES]
+    assert len(set(labels)) == len(labels)
+    assert f"| {LINES[0].work}; handgrad --recompute cheap |" in table.markdown(table.verdicts(Results(Path("none"))))
+
+
+def as_flags(settings: dict[str, object]) -> str:
+    return " ".join(f"--{name} {value}" for name, value in settings.items() if name != "dtype")
+
+
 def test_different_work_is_seen() -> None:
     rows = [{"who": who, "first_loss": 11.0, "first_norm": 6.0} for who in gpt2_step.WORKS]
     assert gpt2_step.differences(rows) == []
@@ -127,8 +143,8 @@ def test_an_absent_peer_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt2_step.shutil, "which", lambda name: None)
-    with pytest.raises(process.Unavailable, match=r"needs a C\+\+ compiler"):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(process.Unavailable, match=r"needs a C\+\+ compiler, and 'no-such-compiler'"):
         gpt2_step.one("compiled twin bfloat16")
 
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from handgrad.cli import main
+from handgrad.cli.planning import Asked, resolved
+from handgrad.cli.settings import resolve
 from handgrad.plan import calibrate
 from handgrad.plan.calibrate import SIZES, Calibration, calibration, machine, names, read
 from handgrad.plan.heap import SPARE, Heap
@@ -66,6 +68,43 @@ def test_the_classic_example_comes_out_of_the_options(capsys: pytest.CaptureFixt
     assert (full["keys"], low["keys"]) == (10 * 10**9, 2 * 10**9)
 
 
+@pytest.mark.parametrize(("search", "given"), [("batch-size", 3), ("context", 5)])
+def test_a_flag_that_is_searched_is_said_not_to_count(
+    search: str, given: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["plan", *SMALL, "--context", "5", "--no-time", "--fits", "1kB", "--search", search]) == 2
+    assert f"--{search} is what --fits searches: the {given} given does not count\n" in capsys.readouterr().err
+
+
+def test_flags_win_over_a_preset_as_they_do_for_train(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = {"layers": 1, "width": 32, "vocabulary": 11, "batch_size": 2, "dropout": 0.25}
+    shape, config = resolved(Asked(None, "demo", flags, None, None, None, False, False, False))
+    settings = resolve({name: value for name, value in flags.items() if name != "vocabulary"}, ["a"], "demo", None)
+    assert shape == settings.model_config(11)
+    assert (shape.n_layers, shape.n_heads, shape.d_model, shape.bias) == (1, 4, 32, False)
+    assert config == settings.train
+    assert main.run(["plan", "--help"]) == 0
+    assert "flags win over MODEL or --preset" in " ".join(capsys.readouterr().out.split())
+
+
+def test_both_spellings_of_the_vocabulary_count_and_one_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (planned(capsys, *SMALL, "--no-time", f"--{name}", "99") for name in ("vocab-size", "vocabulary"))
+    assert one["n_parameters"] == other["n_parameters"] != planned(capsys, *SMALL, "--no-time")["n_parameters"]
+    for command in ("train", "plan"):
+        assert main.run([command, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "--vocab-size" in shown
+        assert "--vocabulary" not in shown
+    assert main.run(["train", "a.txt", "--out", "no/run", "--vocabulary", "5"]) == 2
+    assert "--vocab-size 5 is for token ids only" in capsys.readouterr().err
+
+
+def test_the_activation_is_planned_as_it_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert planned(capsys, *SMALL, "--no-time", "--activation", "relu")["saved_bytes"]
+    assert main.run(["plan", "--activation", "rel", "--no-time"]) == 2
+    assert "did you mean 'relu'" in capsys.readouterr().err
+
+
 def test_the_search_says_what_the_next_would_take(capsys: pytest.CaptureFixture[str]) -> None:
     one = planned(capsys, *SMALL[:-2], "--batch-size", "1", "--no-time")
     limit = int(str(one["process_bytes"])) + 30_000_000
@@ -82,6 +121,8 @@ def test_the_search_says_what_the_next_would_take(capsys: pytest.CaptureFixture[
         (["--fits", "lots"], "--fits is 'lots', and must be a size such as 8GB"),
         (["--fits", "1kB"], "is too little: --batch-size 1 already takes"),
         (["--fits", "8GB", "--search", "heads"], "--search is 'heads', and must be one of batch-size, context"),
+        (["--search", "context"], "--search is for --fits, which is not there"),
+        (["--calibrate"], "--no-time leaves out the estimate that --calibrate measures for; leave one of them out"),
         (["--cache-dtype", "int4"], "--cache-dtype is 'int4', and must be one of"),
         (["no/such/run"], "there is no model 'no/such/run'"),
         (["no/such/run", "--preset", "tiny"], "MODEL and --preset were both given"),

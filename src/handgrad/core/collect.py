@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -16,6 +18,33 @@ from handgrad.core.gradients import Accumulate
 from handgrad.core.params import Layout, Tree
 
 Done = Callable[[str, torch.Tensor], None]
+LARGE = 32 << 20  # bytes
+
+
+@dataclass
+class Room:
+    """Memory of large gradients, kept from step to step: made anew it would be fresh pages, or a hole in the heap.
+
+    >>> room = Room(least=8)
+    >>> g = room.take((2, 1), torch.float32, torch.device("cpu"))
+    >>> room.give(g)
+    >>> room.take((1, 2), torch.float32, torch.device("cpu")).data_ptr() == g.data_ptr()
+    True
+    """
+
+    least: int = LARGE
+    free: list[torch.Tensor] = field(default_factory=list)
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory that holds anything at all."""
+        for i, x in enumerate(self.free):
+            if (x.numel(), x.dtype, x.device) == (prod(shape), dtype, device):
+                return self.free.pop(i).view(shape)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def give(self, g: torch.Tensor) -> None:
+        if g.nbytes >= self.least:
+            self.free.append(g)
 
 
 @dataclass
@@ -26,8 +55,10 @@ class Pieces:
     done: Done
     dtype: torch.dtype
     device: torch.device
+    room: Room
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     waiting: dict[str, set[str]] = field(default_factory=dict)
+    unset: set[int] = field(default_factory=set)  # as in Accumulate
 
     def __post_init__(self) -> None:
         for name in self.layout.slots:
@@ -37,7 +68,9 @@ class Pieces:
         owner = self.layout.owner(name)
         assert owner in self.waiting, f"{owner} receives a gradient after it was complete"
         if owner not in self.sums:
-            self.sums[owner] = torch.zeros(self.layout.slots[owner].shape, dtype=self.dtype, device=self.device)
+            g = self.room.take(self.layout.slots[owner].shape, self.dtype, self.device)
+            self.sums[owner] = g
+            self.unset.add(g.data_ptr())
         return self.sums[owner]
 
     def finish(self, path: str) -> None:
@@ -45,6 +78,7 @@ class Pieces:
             names -= {name for name in names if name.startswith(path)}
             if not names:
                 g = self.sum_of(owner)
+                Accumulate({owner: g}, self.unset).settle()
                 del self.waiting[owner], self.sums[owner]
                 self.done(owner, g)
 
@@ -62,14 +96,21 @@ class Collect:
     one.w tensor([[0.]])
     """
 
+    only_sums: ClassVar[bool] = True
     pieces: Pieces
     path: str = ""
 
     @classmethod
     def into(
-        cls, layout: Layout, done: Done, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        layout: Layout,
+        done: Done,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        room: Room | None = None,
     ) -> Collect:
-        return cls(Pieces(layout, done, dtype, torch.device(device)))
+        """`done` may give the memory of what it gets back to `room`."""
+        return cls(Pieces(layout, done, dtype, torch.device(device), Room() if room is None else room))
 
     def __truediv__(self, part: str) -> Collect:
         return Collect(self.pieces, f"{self.path}{part}.")
@@ -92,4 +133,4 @@ class Collect:
     def _of(self, name: str) -> Accumulate:
         known = self.path + name in self.pieces.layout.slots
         tree: Tree = {name: self.pieces.sum_of(self.path + name)} if known else {}
-        return Accumulate(tree)
+        return Accumulate(tree, self.pieces.unset)

@@ -14,6 +14,7 @@ from handgrad.core.errors import ConfigError
 from handgrad.core.gradients import Gradients
 from handgrad.core.layer import Feature, Layer, Saved
 from handgrad.core.params import Slot, Tree, prefixed
+from handgrad.core.roomy import moved
 from handgrad.core.run import Run
 
 
@@ -179,7 +180,7 @@ class Recompute:
         return self.f.slots()
 
     def forward(self, p: Tree, a: Feature, run: Run) -> tuple[Feature, Saved]:
-        return self.f.forward(p, a, run)[0], a
+        return moved(self.f.forward(p, a, run)[0]), a
 
     def backward(self, p: Tree, Delta: Feature, saved: Saved, grads: Gradients, run: Run) -> Any:
         _, saved = self.f.forward(p, saved, run.again())

@@ -16,7 +16,7 @@ frozen: nothing is computed for it, and no layer has an `if` for that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -73,6 +73,7 @@ class Accumulate:
             [6., 8.]])
     """
 
+    only_sums: ClassVar[bool] = True  # what is handed to `total` may have been added up before
     tree: Tree
     unset: set[int] | None = None  # memory that holds nothing of this gradient yet: the first to come overwrites it
 
@@ -100,6 +101,9 @@ class Accumulate:
             first = self._first(g)
             if a.dtype == g.dtype:
                 torch.mm(a.mT, Delta, out=g) if first else g.addmm_(a.mT, Delta)
+                return
+            if g.numel() <= PIECE:
+                g.copy_(a.mT @ Delta) if first else g.add_(a.mT @ Delta)
                 return
             size = max(1, PIECE // g.shape[1])  # the product in half precision, as much of it as a cache holds
             for part, columns in zip(torch.split(g, size), torch.split(a, size, 1), strict=True):

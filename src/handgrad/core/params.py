@@ -109,6 +109,15 @@ class Layout:
             raise unknown("parameter", name, self.slots)
         return self.tied.get(name, name)
 
+    def without(self, part: str) -> Layout:
+        """What is left without the names below `part`.
+
+        >>> list(Layout({"a.w": Slot((1,)), "b.w": Slot((1,))}).without("a").slots)
+        ['b.w']
+        """
+        slots = {name: slot for name, slot in self.slots.items() if not part or not name.startswith(f"{part}.")}
+        return Layout(slots, {name: owner for name, owner in self.tied.items() if name in slots and owner in slots})
+
     def zeros(self, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu") -> Buffer:
         return Buffer(self, torch.zeros(self.size, dtype=dtype, device=device))
 

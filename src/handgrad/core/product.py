@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, compiler
 
+from handgrad.core.roomy import mm
 from handgrad.core.run import widened
 
 FEW = 8  # rows, of a product with a matrix that is no parameter: the heads of a group
+STREAMS = 4  # places of a matrix that are read at once
 
 
 def product(a: Tensor, w: Tensor) -> Tensor:
@@ -21,8 +24,25 @@ def product(a: Tensor, w: Tensor) -> Tensor:
     tensor([[4., 6.]])
     """
     if compiler.is_compiling() and a.shape[:-1].numel() <= w.shape[:-2].numel() * (FEW if w.ndim > 2 else 1):
-        return (widened(a).unsqueeze(-1) * w.unsqueeze(-3)).sum(-2).to(a.dtype)
-    return a @ w
+        return summed(a, w) if w.ndim > 2 else of_row(a.flatten(), w).view(*a.shape[:-1], w.shape[-1])
+    return mm(a, w)
+
+
+def summed(a: Tensor, w: Tensor) -> Tensor:
+    """a ~ (..., n), w ~ (..., n, m) -> Σ_i a_i w_i ~ (..., m), summed in float32 at least."""
+    return (widened(a).unsqueeze(-1) * w.unsqueeze(-3)).sum(-2).to(a.dtype)
+
+
+def of_row(a: Tensor, w: Tensor) -> Tensor:
+    """a ~ (n,), w ~ (n, m) -> a w ~ (m,): loops over STREAMS parts of the outputs, which become one loop.
+
+    One output after the other would wait for each of its sums, and convert `a` again for each.
+    """
+    a = a.as_strided(a.shape, (1,))  # written to memory first: else a norm or gate is formed again for each output
+    m = w.shape[1]
+    width = max(1, m // STREAMS)
+    parts = [w[:, first : first + width] for first in range(0, m, width)]
+    return torch.cat([(widened(a)[:, None] * part).sum(0) for part in parts]).to(a.dtype)
 
 
 def perhaps(x: Tensor) -> bool:

@@ -64,6 +64,7 @@ class Thrifty:
             receiver = grads / name
             Delta = self.chain.parts[name].backward(inside(p, name), Delta, kept, receiver, run / name)
             receiver.finished()
+            kept = y = None  # nothing but Delta goes further down
         return Delta
 
 

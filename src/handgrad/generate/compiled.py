@@ -6,8 +6,6 @@ all weights once. Numbers differ from the uncompiled pass by rounding. Nothing c
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
@@ -17,9 +15,11 @@ import torch
 from torch import Tensor
 
 from handgrad.core.combine import Chain
+from handgrad.core.compiler import no_compiler
 from handgrad.core.errors import ConfigError
 from handgrad.core.layer import Layer
 from handgrad.core.params import Layout
+from handgrad.core.product import STREAMS
 from handgrad.core.run import Run
 from handgrad.generate.cache import Kept
 from handgrad.generate.last import last_logits
@@ -29,17 +29,8 @@ from handgrad.models.model import Model
 
 BLOCKS, GROUP = "blocks", 6  # more blocks in one pass take longer to compile, and gain little
 ROOM = 64  # capacities are multiples of it, so that texts of about one length share one compiled pass
-# A norm's or a gate's output is written once, not formed again inside the loop of every output that reads it.
-OPTIONS = {"realize_acc_reads_threshold": 1}
-
-
-def no_compiler() -> str:
-    """Why nothing can be compiled here, in words; empty where it can."""
-    asked = os.environ.get("CXX")
-    names = [asked] if asked else ["g++", "clang++"]
-    if any(shutil.which(name) for name in names):
-        return ""
-    return f"no C++ compiler was found ({' or '.join(names)})"
+# Several loops over the same outputs become one, but no more than read a matrix at STREAMS places (core/product.py).
+OPTIONS = {"cpp.max_horizontal_fusion_size": STREAMS}
 
 
 class CompiledReader:
@@ -52,7 +43,7 @@ class CompiledReader:
 
     def __init__(self, model: Model, n_tokens: int) -> None:
         if reason := no_compiler():
-            raise ConfigError(f"a compiled pass was asked for, and {reason}")
+            raise ConfigError(reason)
         if model.run.signals is not None:
             raise ConfigError("signals are watched, and a compiled pass shows none; write without compiling")
         self.model, self.numbers = model, model.shadow or model.params

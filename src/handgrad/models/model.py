@@ -66,8 +66,21 @@ class Model:
     params: Buffer
     run: Run = field(default_factory=lambda: Run(implementation="auto"))
     tokenizer: Any = None
+    origin: Any = None
     pending: Pending | None = None
     shadow: Buffer | None = None
+
+    def __repr__(self) -> str:
+        """One line: `model.layer` is the whole tree of layers, `model.params` all numbers by name.
+
+        >>> import handgrad as hg
+        >>> hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=1, d_model=6))
+        Model(GPT2Config, vocabulary 11, context 5, 618 parameters in torch.float32, no tokenizer)
+        """
+        numbers = f"{self.params.layout.count:,} parameters in {self.params.flat.dtype}"
+        words = "no tokenizer" if self.tokenizer is None else f"tokenizer {getattr(self.tokenizer, 'kind', '?')}"
+        sizes = f"vocabulary {self.config.vocabulary}, context {self.config.context}"
+        return f"Model({type(self.config).__name__}, {sizes}, {numbers}, {words})"
 
     def __call__(self, tokens: Tensor, run: Run | None = None) -> Tensor:
         """Logits ~ (B, T, V) of ids ~ (B, T), in evaluation (nothing is dropped)."""
@@ -76,7 +89,9 @@ class Model:
     @property
     def numbers(self) -> Tree:
         """What passes compute with: the parameters, or their shadow in half precision."""
-        return (self.params if self.shadow is None else self.shadow).tree
+        if self.shadow is None:
+            return self.params.tree
+        return {**self.params.tree, **self.shadow.tree}
 
     @cached_property
     def trunk(self) -> Chain | None:
@@ -91,19 +106,25 @@ class Model:
         w: Any = inside(self.numbers, HEAD)["w_emb"]
         return w
 
-    def shadowed(self, dtype: torch.dtype) -> Model:
-        """The same parameters, with passes computed in `dtype` on a copy of them.
+    def shadowed(self, dtype: torch.dtype, besides: str = "") -> Model:
+        """The same parameters, with passes computed in `dtype` on a copy of them; `besides` is a part of the network
+        that makes its own copies, and needs none.
 
         Whoever changes the parameters calls `refresh` afterwards, as a training step does: until then passes compute
         with the numbers from before.
         """
-        shadow = None if dtype == self.params.flat.dtype else self.params.like(self.params.flat.to(dtype))
-        return replace(self, shadow=shadow, pending=None)
+        shadow = None
+        if dtype != self.params.flat.dtype:
+            shadow = self.params.layout.without(besides).zeros(dtype, self.params.flat.device)
+        model = replace(self, shadow=shadow, pending=None)
+        model.refresh()
+        return model
 
-    def refresh(self) -> None:
-        """Bring the shadow up to date after the parameters have changed."""
-        if self.shadow is not None:
-            self.shadow.flat.copy_(self.params.flat)
+    def refresh(self, name: str | None = None) -> None:
+        """Bring the shadow up to date after the parameters have changed, or the one parameter that has."""
+        for one in () if self.shadow is None else self.shadow if name is None else [name]:
+            if one in self.shadow.layout.slots:
+                self.shadow[one].copy_(self.params[one])
 
     def loss(
         self,

@@ -16,6 +16,8 @@ from handgrad.layers.head import Head
 from handgrad.layers.headwise import sum_of_heads
 from handgrad.plan.trace import Trace
 
+MOST_OPERATORS = 60_000  # of one forward pass that is planned
+
 
 @dataclass(frozen=True)
 class CacheBytes:
@@ -51,7 +53,7 @@ def cache_of(layer: Layer, a: torch.Tensor, tokens: int, dtype: torch.dtype, tie
     """
     cache = KVCache(tokens)
     p = Layout(layer.slots(), dict(ties or {})).zeros(dtype, "meta")
-    with torch.no_grad(), Trace():
+    with torch.no_grad(), Trace(most=MOST_OPERATORS):
         layer.forward(p.tree, a, Run(cache=cache, implementation="explicit"))
     kept = cache.layers.values()
     return CacheBytes(tokens, a.shape[0], sum(x.k.nbytes for x in kept), sum(x.v.nbytes for x in kept))

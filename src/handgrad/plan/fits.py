@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from handgrad.core.errors import ConfigError
-from handgrad.plan.plan import held_bytes
+from handgrad.plan.plan import MOST_CONTEXT, held_bytes
 from handgrad.train.config import TrainConfig
 
 SEARCHES = ("batch-size", "context")
-MOST = {"batch-size": 1 << 16, "context": 1 << 20}
+MOST = {"batch-size": 1 << 16, "context": MOST_CONTEXT}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?i?)B?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 

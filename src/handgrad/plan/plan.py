@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 import torch
 
 from handgrad.core.errors import ConfigError
-from handgrad.core.params import Layout
+from handgrad.core.params import Buffer, Layout
 from handgrad.core.run import Run
 from handgrad.models.model import Config, Model
-from handgrad.plan.cache import CacheBytes, cache_of
+from handgrad.plan.cache import MOST_OPERATORS, CacheBytes, cache_of
 from handgrad.plan.heap import Heap
 from handgrad.plan.trace import Trace
 from handgrad.train.config import DTYPES, MASTER, TrainConfig
 from handgrad.train.memory import MMAP_BYTES
 from handgrad.train.optimiser import State
-from handgrad.train.prepare import prepared
+from handgrad.train.prepare import gradient_of, prepared
 from handgrad.train.step import step_on
 
 CACHE_DTYPES = DTYPES | {"float16": torch.float16}
+# A plan runs the step's code, some 20,000 operators a second, and angles of positions are real numbers.
+MOST_CONTEXT, MOST_ANGLES, MOST_IN_STEP = 1 << 18, 1 << 25, 100_000
+MOST_PARAMETERS = 10**13
 STEPS = 2  # the first one also makes what is kept for good, such as masks
 
 
@@ -66,14 +69,13 @@ def plan(shape: Config, config: TrainConfig, cache_dtype: torch.dtype | None = N
     setup = Setup(shape, config)
     with torch.no_grad():
         saved = setup.saved_bytes()
-        forward_flops = setup.forward_flops()
     trace = setup.stepped()
     flat = setup.model.params.flat
     shadow = setup.model.shadow
     state = {
         "parameter_bytes": flat.nbytes,
         "shadow_bytes": 0 if shadow is None else shadow.flat.nbytes,
-        "gradient_bytes": flat.nbytes if config.update == "after" else 0,
+        "gradient_bytes": setup.gradient.flat.nbytes if isinstance(setup.gradient, Buffer) else 0,
         "moment_bytes": 2 * flat.nbytes,
     }
     assert trace.heap is not None
@@ -85,7 +87,7 @@ def plan(shape: Config, config: TrainConfig, cache_dtype: torch.dtype | None = N
         rest_bytes=trace.peak - saved - sum(state.values()),
         peak_bytes=trace.peak,
         held_bytes=trace.heap.peak,
-        forward_flops=forward_flops,
+        forward_flops=setup.forward_flops,
         step_flops=trace.flops,
         tokens_per_step=config.batch_size * config.accumulate * shape.context,
         cache=cache_of(setup.model.layer, meta_ids(config.batch_size, 1), shape.context, dtype, shape.ties()),
@@ -106,15 +108,23 @@ class Setup:
     def __init__(self, shape: Config, config: TrainConfig):
         if config.compile:
             raise ConfigError("a compiled step cannot be planned: what the compiler keeps is not known beforehand")
+        require_small(shape)
         self.shape, self.config = shape, config
         self.trace = Trace(Heap(MMAP_BYTES))
         with self.trace:
             layer = shape.layers()
             layout = Layout(layer.slots(), dict(shape.ties()))
+            if layout.size > MOST_PARAMETERS:
+                raise ConfigError(
+                    f"this model has {layout.size:,} parameters, and at most {MOST_PARAMETERS:,} are planned; use a "
+                    "smaller --width or fewer --layers"
+                )
             params = layout.zeros(MASTER[config.dtype], "meta")
             self.model = prepared(Model(shape, layer, params), config)
             self.state = State.zeros(params.flat)
-            self.gradient = layout.zeros(params.flat.dtype, "meta") if config.update == "after" else None
+            self.gradient = gradient_of(self.model, config)
+        self.forward_flops = self.counted()
+        with self.trace:
             rows = [meta_ids(config.batch_size, shape.context) for _ in range(2 * config.accumulate)]
             self.batches = list(zip(rows[::2], rows[1::2], strict=True))
 
@@ -142,11 +152,32 @@ class Setup:
             self.model.pending = None
         return saved
 
-    def forward_flops(self) -> int:
-        """FLOPs of the products of all forward passes of a step, logits included."""
-        with Trace() as trace:
-            self.model(self.batches[0][0], Run(implementation=self.config.implementation))
-        return trace.flops * self.config.accumulate
+    def counted(self) -> int:
+        """FLOPs of the products of all forward passes of a step, logits included.
+
+        Raises ConfigError where the step has more operators than can be planned in a time that people wait.
+        """
+        passes = self.config.accumulate
+        with torch.no_grad(), Trace(most=MOST_OPERATORS) as trace:
+            tokens = meta_ids(self.config.batch_size, self.shape.context)
+            self.model(tokens, Run(implementation=self.config.implementation))
+        if trace.n_operators * passes > MOST_IN_STEP:
+            raise ConfigError(
+                f"this step has {passes:,} passes of {trace.n_operators:,} operators, too many to plan; use "
+                f"--accumulate {max(MOST_IN_STEP // trace.n_operators, 1)} or less, where 2 take the memory of any more"
+            )
+        return trace.flops * passes
+
+
+def require_small(shape: Config) -> None:
+    """ConfigError for windows whose positions alone would fill the memory."""
+    width = getattr(shape, "head", 0)
+    if shape.context > (most := min(MOST_CONTEXT, MOST_ANGLES // max(width, 1))):
+        of = f" in heads {width} wide" if width else ""
+        raise ConfigError(
+            f"the context is {shape.context:,} tokens, and windows of at most {most:,}{of} are planned; use a shorter "
+            "--context"
+        )
 
 
 def meta_ids(*shape: int) -> torch.Tensor:

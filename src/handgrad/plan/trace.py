@@ -10,6 +10,7 @@ compare whole steps with what torch's allocator reports); a compiled function co
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from handgrad.core.errors import ConfigError
 from handgrad.plan.heap import Heap
 
 aten = torch.ops.aten
@@ -83,6 +85,7 @@ class Trace(TorchDispatchMode):
     products     Product -> how often
     moved        Moved -> how often
     heap         is told of every block, where there is one
+    most         so many operators are counted, and ConfigError is raised at the next one
 
     >>> with Trace() as trace:
     ...     a = torch.zeros(2, 3, device="meta")
@@ -91,9 +94,10 @@ class Trace(TorchDispatchMode):
     (40, 24)
     """
 
-    def __init__(self, heap: Heap | None = None) -> None:
+    def __init__(self, heap: Heap | None = None, most: int = sys.maxsize) -> None:
         super().__init__()
-        self.heap = heap
+        self.heap, self.most = heap, most
+        self.n_operators = 0
         self.live = self.peak = 0
         self.products: Counter[Product] = Counter()
         self.moved: Counter[Moved] = Counter()
@@ -135,6 +139,12 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.n_operators += 1
+        if self.n_operators > self.most:
+            raise ConfigError(
+                f"this model takes more than {self.most:,} operators for one window, too many to plan; use fewer "
+                "--layers or a shorter --context"
+            )
         given = list(tensors_in((args, kwargs)))
         self.see(*given)
         if func is aten._local_scalar_dense.default and given[0].is_meta:

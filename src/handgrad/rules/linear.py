@@ -24,7 +24,7 @@ class Saved(NamedTuple):
 
 def forward(a: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Saved]:
     y = product(a, w)
-    return (y if b is None else y + b), Saved(a)
+    return (y if b is None else y.add_(b)), Saved(a)
 
 
 def backward(Delta: Tensor, saved: Saved, w: Tensor, grads: Gradients) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from handgrad import __version__
 from handgrad.core.errors import ConfigError, FileError, unknown
-from handgrad.data.files import replacing
+from handgrad.data.files import read_bytes, replacing
 from handgrad.models.store import KINDS, ModelConfig, checked_fields, config_from, described, kind_of
 
 MAX_FILE_BYTES = 1 << 20
@@ -216,13 +216,7 @@ def read_toml(path: str | Path) -> RunFile:
     """
     if not os.path.isfile(path):
         raise FileError(f"there is no configuration file {str(path)!r}; check the name and the folder")
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(content) > MAX_FILE_BYTES:
-        raise FileError(f"{path} has more than {MAX_FILE_BYTES} bytes, too many for a configuration; it is not read")
+    content = read_bytes(Path(path), MAX_FILE_BYTES)
     try:
         tables = tomllib.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

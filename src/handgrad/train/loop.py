@@ -34,7 +34,7 @@ from handgrad.train.lock import held
 from handgrad.train.memory import keep_freed_memory
 from handgrad.train.metrics import Metrics, peak_rss_bytes
 from handgrad.train.optimiser import State, uses_fused
-from handgrad.train.prepare import compile_problem, prepared
+from handgrad.train.prepare import compile_problem, gradient_of, prepared
 from handgrad.train.schedule import lr_at
 from handgrad.train.size import size_problem
 from handgrad.train.start import (
@@ -208,8 +208,7 @@ def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
     s.observer.started(_info(s))
     fresh, now, saved, stopping, empty = s.saved is None, s.start, s.saved, False, False
     began, trained_s, n_targets = perf_counter(), 0.0, 0
-    flat = s.model.params.flat
-    g = s.model.params.layout.zeros(flat.dtype, flat.device) if s.config.update == "after" else None
+    g = gradient_of(s.model, s.config)
 
     def elapsed_s() -> float:
         return s.start.elapsed_s + perf_counter() - began
@@ -299,6 +298,7 @@ def _info(s: _Session) -> dict[str, object]:
         "validate_every": s.config.validate_every,
         "tokens_per_step": s.config.batch_size * s.config.accumulate * s.model.config.context,
         "dtype": s.config.dtype,
+        "compile": s.config.compile,
         "device": str(flat.device),
         "implementation": s.config.implementation,
         "optimiser": "AdamW, torch's fused operator"

@@ -12,9 +12,10 @@ memory; it is private to torch, used in this file only, and only where a probe f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
+from math import fsum, sqrt
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from handgrad.train.config import TrainConfig
 
 EPSILON = 1e-8
 PIECE = 1 << 12  # elements of one sum of squares
+SHORT = 1 << 16  # elements whose squares one float32 sum takes without loss
 
 
 @dataclass
@@ -105,19 +107,29 @@ def fused_agrees(device_type: str) -> bool:
     return bool((ends[0] - ends[1]).norm() <= 1e-12 * ends[0].norm())
 
 
-def clip(g_flat: Tensor, max_norm: float) -> float:
+def clip(g_flat: Tensor, max_norm: float, parts: Iterable[Tensor] | None = None) -> float:
     """Scale the gradient, in place, to `max_norm` where its norm is larger; 0 is off. The norm from before is returned.
 
-    A norm that is not finite is returned as it is and nothing is scaled: the caller has to stop.
+    A norm that is not finite is returned as it is and nothing is scaled: the caller has to stop. With the `parts` that
+    g_flat consists of, the norm is, to the last bit, that of a gradient that comes part by part.
 
     >>> g = torch.tensor([3.0, 4.0])
     >>> clip(g, 1.0), g
     (5.0, tensor([0.6000, 0.8000]))
     """
-    norm = norm_of(g_flat)
-    if 0 < max_norm < norm < float("inf"):
-        g_flat.mul_(max_norm / norm)
+    norm = norm_of(g_flat) if parts is None else sqrt(fsum(norm_of(g.flatten()) ** 2 for g in parts))
+    if (scale := shrinking(norm, max_norm)) != 1.0:
+        g_flat.mul_(scale)
     return norm
+
+
+def shrinking(norm: float, max_norm: float) -> float:
+    """What to multiply a gradient of this norm by.
+
+    >>> shrinking(4.0, 1.0), shrinking(0.5, 1.0), shrinking(4.0, 0.0)
+    (0.25, 1.0, 1.0)
+    """
+    return max_norm / norm if 0 < max_norm < norm < float("inf") else 1.0
 
 
 def norm_of(x: Tensor) -> float:
@@ -126,6 +138,8 @@ def norm_of(x: Tensor) -> float:
     >>> norm_of(torch.full((1 << 24,), 0.5))
     2048.0
     """
+    if len(x) <= SHORT:
+        return float(torch.linalg.vector_norm(x))
     whole = len(x) // PIECE * PIECE
     norms = torch.linalg.vector_norm(x[:whole].view(-1, PIECE), dim=1)
     rest = torch.linalg.vector_norm(x[whole:])

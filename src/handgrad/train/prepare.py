@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from dataclasses import replace
 from typing import Any
 
+from handgrad.core.collect import LARGE, Room
 from handgrad.core.combine import Chain, Recompute
 from handgrad.core.compiled import Compiled
+from handgrad.core.compiler import no_compiler
 from handgrad.core.errors import ConfigError
 from handgrad.core.layer import Layer
+from handgrad.core.narrowed import Narrowed
+from handgrad.core.params import Buffer
 from handgrad.core.thrifty import Thrifty, rewritten
 from handgrad.layers.layernorm import LayerNorm
 from handgrad.layers.pointwise import Pointwise
@@ -31,15 +33,26 @@ def prepared(model: Model, config: TrainConfig) -> Model:
     'Recompute'
     """
     layer: Any = model.layer
-    if config.recompute == "cheap":
+    if config.recompute != "nothing":
         layer = with_blocks(layer, lambda block: rewritten(block, thrifty))
-    elif config.recompute == "blocks":
+    if config.recompute == "blocks":
         layer = with_blocks(layer, Recompute)
     if problem := compile_problem(model.config, config):
         raise ConfigError(problem)
     if config.compile:
         layer = with_blocks(layer, Compiled)
-    return replace(model, layer=layer).shadowed(DTYPES[config.dtype])
+    dtype, besides = DTYPES[config.dtype], ""
+    if config.recompute != "nothing" and dtype != model.params.flat.dtype:
+        layer, besides = with_blocks(layer, lambda block: Narrowed(block, dtype)), BLOCKS
+    return replace(model, layer=layer).shadowed(dtype, besides)
+
+
+def gradient_of(model: Model, config: TrainConfig) -> Buffer | Room:
+    """What a step collects its gradient in. One buffer, where micro-batches add up in it or where it is small."""
+    layout, flat = model.params.layout, model.params.flat
+    if config.update == "inside" or (config.accumulate == 1 and flat.nbytes > LARGE):
+        return Room()
+    return layout.zeros(flat.dtype, flat.device)
 
 
 def compile_problem(shape: Any, config: TrainConfig) -> str | None:
@@ -49,14 +62,7 @@ def compile_problem(shape: Any, config: TrainConfig) -> str | None:
             "--compile cannot go with --dropout: a compiled block is made once, and dropout draws anew at every step. "
             "Leave one of them out"
         )
-    if config.compile and not compiler():
-        return "--compile needs a C++ compiler, and g++ or the one that CXX names is not there; leave it out"
-    return None
-
-
-def compiler() -> bool:
-    """Whether there is a C++ compiler for torch.compile."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None or shutil.which("clang++") is not None
+    return (no_compiler() or None) if config.compile else None
 
 
 def thrifty(layer: Layer) -> Layer:

@@ -20,7 +20,7 @@ from handgrad.data.files import read_json
 from handgrad.data.tokenizers import fingerprint
 from handgrad.data.windows import n_windows, validation_problem
 from handgrad.models.model import Model
-from handgrad.models.store import CHECKPOINTS, ModelConfig
+from handgrad.models.store import CHECKPOINTS, PARAMS, STATE, ModelConfig
 from handgrad.train import checkpoint
 from handgrad.train.config import RunFile, TrainConfig, available_device, flag, read_toml, versions
 from handgrad.train.metrics import METRICS
@@ -82,6 +82,16 @@ def fresh_folder(folder: Path) -> None:
                 f"{folder} already holds a run ({name} is there), and it is left as it is. "
                 "Resume it with --resume, or choose another folder"
             )
+    not_a_model(folder)
+
+
+def not_a_model(folder: Path) -> None:
+    """ConfigError where a run would be written over a model alone, as `handgrad import` leaves it."""
+    for name in (STATE, PARAMS):
+        if (folder / name).exists():
+            raise ConfigError(
+                f"{folder} already holds a model ({name} is there), and it is left as it is. Choose another folder"
+            )
 
 
 def tokens_sha256(corpus: Corpus) -> str:
@@ -136,9 +146,20 @@ class Reopened:
 def check_run(folder: Path) -> None:
     """FileError where there is no run to go on with."""
     if not os.path.isfile(folder / CONFIG):
-        raise FileError(
-            f"there is no run to resume in {str(folder)!r}: {CONFIG} is missing. Start one without --resume"
+        raise FileError(f"there is no run to resume in {str(folder)!r}: {CONFIG} is missing. {instead(folder)}")
+
+
+def instead(folder: Path) -> str:
+    """What to do where there is no run to resume, by what there is."""
+    run = folder.parent.parent
+    if folder.parent.name == CHECKPOINTS and (run / CONFIG).is_file():
+        return f"It is a checkpoint of the run {run}; resume that"
+    if (folder / STATE).exists():
+        return (
+            "It holds a model alone, as handgrad import writes it, without data, settings and moments: write with it "
+            "(handgrad generate), or train it on from Python (handgrad.load)"
         )
+    return "Start one without --resume"
 
 
 def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Reopened:

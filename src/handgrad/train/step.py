@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import torch
 
+from handgrad.core.collect import Room
 from handgrad.core.gradients import Accumulate
 from handgrad.core.params import Buffer
 from handgrad.core.run import Run
 from handgrad.models.model import Model
 from handgrad.train.config import TrainConfig
 from handgrad.train.diagnose import Batch, not_finite
-from handgrad.train.inside import step_inside
+from handgrad.train.inside import step_after, step_inside
 from handgrad.train.optimiser import State, adamw, clip
 
 
@@ -28,10 +29,17 @@ class Stepped(NamedTuple):
 
 
 def step_on(
-    model: Model, batches: Sequence[Batch], g: Buffer | None, state: State, lr: float, config: TrainConfig, step: int
+    model: Model,
+    batches: Sequence[Batch],
+    g: Buffer | Room | None,
+    state: State,
+    lr: float,
+    config: TrainConfig,
+    step: int,
 ) -> Stepped:
-    """Train on exactly these micro-batches, changing `model.params`, `state` and the gradient buffer `g` in place
-    (None where the update is inside the backward pass). The model is as `prepare.prepared` made it.
+    """Train on exactly these micro-batches, changing `model.params`, `state` and the gradient buffer `g` in place.
+    The model is as `prepare.prepared` made it, and `g` as `prepare.gradient_of` did: a Room where the gradient is
+    never held as one buffer; None is a Room for this step alone. Whichever it is, the weights are the same.
 
     Each micro-batch is divided by the targets of the *whole* step, so however the same rows are cut into micro-batches,
     loss, norm and weights are those of the one large batch. `step` (from 1) seeds dropout. Raises NumericError before
@@ -46,24 +54,26 @@ def step_on(
     """
     n_valid = sum(int((targets >= 0).sum()) for _, targets in batches)
     if n_valid == 0:
-        if g is not None:
+        if isinstance(g, Buffer):
             g.flat.zero_()
         return Stepped(0.0, 0.0, 0)
     runs = [
         Run(implementation=config.implementation, seed=dropout_seed(config.seed, step, micro))
         for micro in range(len(batches))
     ]
-    if config.update == "inside":
+    if config.update == "inside" or not isinstance(g, Buffer):
+        assert len(batches) == 1, "micro-batches add up in a buffer"
+        step_of = step_inside if config.update == "inside" else step_after
+        room = g if isinstance(g, Room) else Room()
         with torch.no_grad():
-            what = f"step {step}"
-            return Stepped(*step_inside(model, batches[0], state, lr, config, n_valid, runs[0], what), n_valid)
-    assert g is not None, "an update after the backward pass needs room for the gradient"
+            did = step_of(model, batches[0], state, lr, config, n_valid, runs[0], f"step {step}", room)
+        return Stepped(*did, n_valid)
     receiver, loss = Accumulate.over(g), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
     with torch.no_grad():
         for (inputs, targets), run in zip(batches, runs, strict=True):
             loss += model.loss_and_backward(inputs, targets, receiver, n_valid=n_valid, run=run)
         receiver.settle()
-        loss_nats, grad_norm = float(loss), clip(g.flat, config.clip)
+        loss_nats, grad_norm = float(loss), clip(g.flat, config.clip, g.values())
         if not isfinite(loss_nats) or not isfinite(grad_norm):
             what = f"step {step}: the loss is {loss_nats} and the gradient's norm {grad_norm}; nothing was updated"
             raise not_finite(what, model, batches, runs, n_valid, g)

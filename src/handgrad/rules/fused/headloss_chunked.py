@@ -19,7 +19,7 @@ from torch import Tensor
 from handgrad.core.gradients import Gradients
 from handgrad.core.run import Run, widened
 
-CHUNK = 1 << 26  # bytes of logits of one product
+CHUNK = 1 << 25  # bytes of logits of one product: little enough to lie in the heap, where errors will
 WIDE = 1 << 20  # logits that are held in float32 at a time: small enough to stay in a processor's cache
 
 
