@@ -170,6 +170,23 @@ def test_a_console_that_lacks_characters_gets_others() -> None:
     assert done.stderr == "?\na ? b\n?\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json"], "--json needs a command whose results it gives, such as handgrad eval. See handgrad --help"),
+        (["--help", "--json"], "--help is text for people and --json is for programs; leave one of them out"),
+        (["plan", "--json", "-h"], "--help is text for people and --json is for programs; leave one of them out"),
+    ],
+)
+def test_json_without_results_is_refused_in_json(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(arguments) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"error": message, "exit": 2}
+    assert shown.err == f"handgrad: {message}\n"
+
+
 def test_json_is_one_line_of_ascii_and_knows_no_nan() -> None:
     line = as_json({"a": float("nan"), "b": [1.5, float("-inf")], "c": Path("x") / "y", "d": (True, None), "é": "☃\n"})
     assert line.isascii()

@@ -160,9 +160,36 @@ def test_a_model_is_explained(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     gradients = [row for row in rows if "formula" in row]
     assert len(layers) + len(gradients) == len(rows)
     assert last == {"total": sum(int(str(row["count"])) for row in gradients)}
-    assert {"path", "layer", "rule", "implementation", "why", "equations"} == set(layers[0])
+    assert {"path", "layer", "rule", "implementation", "why", "equations", "in_training"} == set(layers[0])
     assert {row["implementation"] for row in layers} <= {"explicit", "fused"}
     assert len([row for row in gradients if str(row["name"]).startswith("blocks.1.")]) == 16
+
+
+def test_how_a_model_was_trained_stands_beside_how_it_runs_now(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "in training  now" not in explained_text(run, capsys)  # both are alike
+    how = ["--impl", "explicit", "--recompute", "cheap", "--update", "inside", "--dtype", "bfloat16"]
+    shape = ["--layers", "2", "--heads", "2", "--width", "8", "--context", "8", "--steps", "2", *how]
+    assert main.run(["train", str(run.parent / "a.txt"), "--out", str(tmp_path / "run"), *shape]) == 0
+    text = explained_text(tmp_path / "run", capsys)
+    assert text.splitlines()[0].split() == ["layer", "kind", "rule", "in", "training", "now", "why", "equations"]
+    (attention,) = (row.split() for row in text.splitlines() if "blocks.*.attention " in row)
+    assert attention[5:7] == ["explicit", "fused"]
+    table = [row.split() for row in text[text.index("setting") :].splitlines()[1:]]
+    assert table == [
+        ["--dtype", "bfloat16", "float32"],
+        ["--impl", "explicit", "auto"],
+        ["--recompute", "cheap", "nothing"],
+        ["--update", "inside", "none"],
+        ["--compile", "no", "no"],
+    ]
+
+
+def explained_text(run: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main.run(["explain", str(run)]) == 0
+    return capsys.readouterr().out
 
 
 def test_a_model_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -298,6 +298,16 @@ def test_a_run_with_steps_left_is_told_so_with_the_step_of_its_validation(
     assert ">handgrad train --out run --resume<" in Path("run/report.html").read_text(encoding="utf-8")
 
 
+def test_fewer_tokens_than_were_asked_for_are_told(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tokenizers")
+    how = ["--steps", "1", *SMALL]
+    assert main.run(["train", "text.txt", "--out", "run", "--tokenizer", "bpe:9000", *how]) == 0
+    found = config_of("run")["model"]["vocabulary"]
+    assert f"bpe:9000 became {found:,} tokens: in this text no more pairs" in capsys.readouterr().err
+    assert main.run(["train", "text.txt", "--out", "other", "--tokenizer", "bpe:257", *how]) == 0
+    assert "became" not in capsys.readouterr().err
+
+
 def test_token_ids_of_other_tools(text: Path) -> None:
     np.save("ids.npy", np.arange(300) % 7)
     assert main.run(["train", "ids.npy", "--out", "run", "--steps", "1", "--vocab-size", "9", *SMALL]) == 0

@@ -111,6 +111,23 @@ def test_every_symbol_of_the_docs_is_in_the_glossary_and_no_other() -> None:
     assert glossary() - used.keys() == set()
 
 
+def test_the_first_page_lists_every_other_and_the_readme_those_of_commands() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([\w/]+\.md)\)", index)) == {name_of(path) for path in PAGES} - {"index.md"}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("models", "plan", "speed", "tokenizers", "verify"):
+        assert f"(docs/{name}.md)" in readme, name
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "rules").glob("*.md")), ids=name_of)
+def test_every_page_of_the_rules_includes_code(path: Path) -> None:
+    """A formatter that takes the marks for Python spreads them, and the pages then show the marks."""
+    text = path.read_text(encoding="utf-8")
+    named = re.findall(r'^--8<-- "(.+)"$', text, re.MULTILINE)
+    assert any("def forward" in (ROOT / "src" / name).read_text(encoding="utf-8") for name in named)
+    assert len(named) == len(re.findall(r"8\s*<", text))
+
+
 def test_every_passage_is_known_to_the_registry() -> None:
     found = {f"{name_of(path)}#{a}" for path in PAGES for a in anchors(path) if a.startswith("eq-")}
     assert found == {e.page for e in EQUATIONS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +39,21 @@ def test_the_sum_is_that_of_one_pass_a_token(stride: int, length: int) -> None:
         found = hg.evaluate(model, IDS[:length], stride=stride, batch_size=batch_size)
         assert found.n_tokens == length - 1
         assert found.nats == pytest.approx(right, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_given", [1, 2, 6, 7, 8, 9, 15, 30])
+@pytest.mark.parametrize("stride", [1, 3, 7])
+def test_tokens_that_are_given_are_not_scored(stride: int, n_given: int) -> None:
+    model, seen = randomised(SMALL), []
+    right = directly(model, IDS, 7, stride) - (directly(model, IDS[:n_given], 7, stride) if n_given > 1 else 0.0)
+    found = hg.evaluate(model, IDS, stride=stride, n_given=n_given, batch_size=2, progress=lambda *n: seen.append(n))
+    assert found.n_tokens == 31 - n_given
+    assert found.nats == pytest.approx(right, rel=1e-9)
+    assert seen[-1] == (31 - n_given, 31 - n_given)
+    with pytest.raises(DataError, match=r"at least 32 tokens .* there are 31"):
+        hg.evaluate(model, IDS, n_given=31)
+    with pytest.raises(ConfigError, match="n_given is 0, and must be at least 1"):
+        hg.evaluate(model, IDS, n_given=0)
 
 
 def test_a_stride_of_one_gives_every_token_the_whole_context() -> None:
@@ -138,6 +154,36 @@ def test_a_limit_reads_the_same_first_tokens(runs: Path, capsys: pytest.CaptureF
         found = evaluated(capsys, runs / "bytes", runs / "text.txt", "--limit", limit)
         assert found["nats"] == hg.evaluate(model, model.tokenizer.encode(text)[:limit]).nats
         assert (found["n_tokens"], found["n_bytes"]) == (limit - 1, limit - 1)
+
+
+@pytest.mark.parametrize("first", ["é", "☃", "t"])
+@pytest.mark.parametrize("name", ["chars", "bytes"])
+def test_bytes_are_those_behind_the_first_token_whatever_it_is(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, first: str
+) -> None:
+    """Not characters, and not one byte: é has two and ☃ three."""
+    text = first + "he é☃ mat, é☃é☃ cat"
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    own = len(first.encode()) if name == "chars" else 1
+    found = evaluated(capsys, runs / name, tmp_path / "text.txt")
+    assert found["n_bytes"] == len(text.encode()) - own
+    assert found["bits_a_byte"] == pytest.approx(found["nats"] / math.log(2) / (len(text.encode()) - own))
+    for limit in (2, 5, 9):
+        found = evaluated(capsys, runs / name, tmp_path / "text.txt", "--limit", limit)
+        n = len(text[:limit].encode()) if name == "chars" else limit
+        assert (found["n_tokens"], found["n_bytes"]) == (limit - 1, n - own)
+    tokenizer = hg.load(runs / name).tokenizer
+    for n_given in (1, 4):
+        given = len(text[:n_given].encode()) if name == "chars" else n_given
+        found = hg.evaluate(hg.load(runs / name), tokenizer.encode(text), n_given=n_given)
+        assert found.n_bytes == len(text.encode()) - given
+
+
+def test_unknown_characters_are_named_with_the_option(runs: Path, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "text.txt").write_text("the catZ", encoding="utf-8")
+    assert main.run(["eval", str(runs / "chars"), str(tmp_path / "text.txt")]) == 2
+    assert "'Z' at position 7, counted from 0. Choose what happens: --unknown skip leaves" in capsys.readouterr().err
+    assert evaluated(capsys, runs / "chars", tmp_path / "text.txt", "--unknown", "skip")["n_tokens"] == 6
 
 
 def test_people_are_told_in_words(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

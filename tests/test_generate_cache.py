@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import nan
+from math import inf, nan
 
 import pytest
 import torch
 
 import handgrad as hg
-from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.core.errors import ConfigError, NumericError, ShapeError
 from handgrad.core.run import Run
 from handgrad.generate.cache import KVCache
 from handgrad.generate.compare import check_cache
@@ -145,10 +144,28 @@ def test_the_check_finds_a_cache_that_shifts_positions(dtype: torch.dtype, monke
     assert rows[0].split()[-2:] == [f"{table.rows[3].difference_float64:.2e}", f"({table.rows[3].bound:.1e})"]
 
 
-def test_the_check_calls_nan_a_bug_and_refuses_what_it_cannot_compare() -> None:
+def test_the_check_refuses_what_it_cannot_compare() -> None:
     model = random_model(context=7)
     with pytest.raises(ShapeError, match=r"one row of 1 to 7 ids .* found \(8,\)"):
         check_cache(model, some_ids(8)[0])
-    broken = replace(model, params=model.params.like(model.params.flat.clone()))
-    broken.params["blocks.0.mlp.up.w"][0, 0] = nan
-    assert check_cache(broken, some_ids(3)[0]).verdict == "bug"
+    for dtype in (torch.float64, torch.float32):
+        broken = random_model(dtype=dtype)
+        broken.params["blocks.0.mlp.up.w"][0, 0] = nan
+        broken.params["blocks.1.mlp.up.w"][0, 0] = inf
+        where = "at position 0 are not finite: the parameter blocks.0.mlp.up.w is not, as 1 more are"
+        with pytest.raises(NumericError, match=where):
+            check_cache(broken, some_ids(3)[0])
+    unread = random_model()
+    unread.params["embedding.position.w_pos"][50] = nan
+    assert check_cache(unread, some_ids(3)[0]).verdict in ("identical", "rounding")
+
+
+def test_the_check_calls_nan_from_the_cache_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend = KVCache.extend
+
+    def spoilt(self: KVCache, path: str, k: torch.Tensor, v: torch.Tensor):
+        k, v = extend(self, path, k, v)
+        return k, v * nan
+
+    monkeypatch.setattr(KVCache, "extend", spoilt)
+    assert check_cache(random_model(), some_ids(3)[0]).verdict == "bug"

@@ -10,12 +10,12 @@ import torch
 from test_generate_cache import random_model, some_ids
 
 import handgrad as hg
-from handgrad.core.errors import ConfigError, NumericError, ShapeError
+from handgrad.core.errors import ConfigError, NumericError, ShapeError, UnknownName
 from handgrad.data.tokenizers import Bytes, Chars, Ids
 from handgrad.generate.cache import KVCache
-from handgrad.generate.diagnose import FirstNotFinite, first_not_finite
 from handgrad.generate.generate import Reader, complete, first_id, generate, window
 from handgrad.generate.sample import Sampling, pick
+from handgrad.models.diagnose import FirstBad, first_not_finite
 
 GREEDY = Sampling(greedy=True)
 
@@ -47,6 +47,21 @@ def test_fifty_tokens_and_more_are_the_same_with_and_without_the_cache() -> None
         cached = complete(model, prompt, 64, sampling, seed=1)
         assert torch.equal(cached, complete(model, prompt, 64, sampling, seed=1, use_cache=False))
         assert len(set(cached.flatten().tolist())) > 3
+
+
+def test_fields_of_the_sampling_may_be_given_by_name() -> None:
+    model, prompt = random_model(context=30), some_ids(6)
+    expected = complete(model, prompt, 9, hg.Sampling(temperature=0.8, top_k=4), seed=2)
+    assert torch.equal(complete(model, prompt, 9, temperature=0.8, top_k=4, seed=2), expected)
+    assert torch.equal(
+        torch.cat(list(hg.generate(model, prompt[0], 9, greedy=True))), complete(model, prompt[0], 9, GREEDY)
+    )
+    with pytest.raises(UnknownName, match="no argument of generate named 'temprature'; did you mean 'temperature'"):
+        hg.generate(model, prompt, 9, temprature=0.8)
+    with pytest.raises(ConfigError, match=r"sampling is 0.8, and must be a Sampling: hg.generate\("):
+        hg.generate(model, prompt, 9, 0.8)
+    with pytest.raises(ConfigError, match="temperature is -1"):
+        hg.generate(model, prompt, 9, temperature=-1)
 
 
 def test_the_logits_agree_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +226,7 @@ def test_an_overflow_of_finite_parameters_is_told_apart() -> None:
 def test_masked_places_are_not_called_broken() -> None:
     model = random_model()
     assert first_not_finite(model, some_ids(4)) is None
-    assert FirstNotFinite().wants("blocks.0.attention.rho")  # so that no fused formula hides it
+    assert FirstBad().wants("blocks.0.attention.rho")  # so that no fused formula hides it
     model.params["norm.gamma"][1] = torch.inf
     assert first_not_finite(model, some_ids(4)) == "norm"
 

@@ -186,6 +186,45 @@ def test_scalings(tmp_path: Path) -> None:
         hg.load(odd)
 
 
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"rope.scaling.factor": 4.0}, LinearScaling(4.0, 100.0)),  # the type left out is linear
+        ({"rope.scale_linear": 4.0}, LinearScaling(4.0, 100.0)),  # the older name
+        ({"rope.scaling.factor": 1.0, "rope.scale_linear": 4.0}, Plain(100.0)),  # the newer one counts
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, Plain(100.0)),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, Plain(100.0)),
+        ({"rope.scaling.type": "none", "rope.scale_linear": 4.0}, Plain(100.0)),
+        ({"rope.scaling.type": "linear"}, Plain(100.0)),
+    ],
+)
+def test_a_scaling_is_what_llama_cpp_makes_of_these_fields(tmp_path: Path, fields: dict, rope: object) -> None:
+    model = randomised(hg.LlamaConfig(**BLOCKS, rope=Plain(100.0)))
+    assert config_of(written(tmp_path / "m.gguf", model, more=[adding(fields)])).rope == rope
+
+
+def adding(fields: dict):
+    def add(file) -> None:
+        for name, value in fields.items():
+            (file.add_string if isinstance(value, str) else file.add_float32)(f"llama.{name}", value)
+
+    return add
+
+
+def test_two_scalings_at_once_are_refused(tmp_path: Path) -> None:
+    base, width = Plain(5e5), 64
+    three = Llama3(8.0, 1.0, 4.0, 8192, 5e5)
+    factors = torch.tensor(base.frequencies(width)) / torch.tensor(three.frequencies(width))
+    model = randomised(hg.LlamaConfig(**{**BLOCKS, "d_head": width}, rope=base))
+    both = {"tensors": {"rope_freqs.weight": factors.float().numpy()}}
+    for name in ("rope.scaling.factor", "rope.scale_linear"):
+        path = written(tmp_path / f"{name}.gguf", model, more=[adding({name: 4.0})], **both)
+        with pytest.raises(FileError, match=rf"{name} is 4.0, and rope_freqs.weight slows rotary positions besides"):
+            hg.load(path)
+    none = adding({"rope.scaling.type": "none", "rope.scaling.factor": 4.0})
+    assert config_of(written(tmp_path / "n.gguf", model, more=[none], **both)).rope == three
+
+
 def test_what_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
     model = randomised(hg.LlamaConfig(**BLOCKS))
     cases = {
@@ -254,6 +293,16 @@ def test_tensors_that_lie_on_each_other(tmp_path: Path) -> None:
     entries = text("a") + struct.pack("<IQIQ", 1, 16, 0, 0) + text("b") + struct.pack("<IQIQ", 1, 16, 0, 32)
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entries + bytes(200))
     with pytest.raises(FileError, match="b begins within a"):
+        read_header(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(("first", "second", "n"), [(0, 96, 160), (32, 96, 160)])
+def test_bytes_that_belong_to_no_tensor(tmp_path: Path, first: int, second: int, n: int) -> None:
+    """Between two tensors there is what aligns the second one, and nothing else."""
+    entries = text("a") + struct.pack("<IQIQ", 1, 16, 0, first) + text("b") + struct.pack("<IQIQ", 1, 16, 0, second)
+    head = b"GGUF" + struct.pack("<IQQ", 3, 2, 0) + entries
+    (tmp_path / "m.gguf").write_bytes(head + bytes(-len(head) % 32) + bytes(n))
+    with pytest.raises(FileError, match=r"32 bytes between (a and b|the header and a) belong to no tensor"):
         read_header(tmp_path / "m.gguf")
 
 

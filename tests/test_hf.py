@@ -238,7 +238,7 @@ def test_a_published_configuration_with_all_it_has() -> None:
     [
         ({"model_type": "bert"}, "no model_type named 'bert'"),
         ({"model_type": ...}, "has no model_type"),
-        ({"hidden_size": "8"}, "hidden_size is 8, and must be a whole number"),
+        ({"hidden_size": "8"}, "hidden_size is the text '8', and must be a whole number"),
         ({"vocab_size": ...}, "has no vocab_size"),
         ({"num_attention_heads": 0}, "n_heads is 0"),
         ({"num_key_value_heads": 3}, "n_kv_heads 3 does not divide"),
@@ -254,7 +254,7 @@ def test_a_published_configuration_with_all_it_has() -> None:
         ({"rope_parameters": {"rope_type": "longrope"}}, "no rotary scaling named 'longrope'"),
         ({"rope_parameters": {"full_attention": {}}}, "full_attention is .*no such setting"),
         ({"rope_scaling": {"type": "linear", "factor": 2, "mscale": 1}}, "mscale is 1"),
-        ({"rope_scaling": "linear"}, "rope_scaling is linear, and must be a table"),
+        ({"rope_scaling": "linear"}, "rope_scaling is the text 'linear', and must be a table"),
         ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta is .*several places"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
@@ -262,7 +262,15 @@ def test_a_published_configuration_with_all_it_has() -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config is .*original"),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "auto_map is .*code from files is never run"),
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "max_window_layers is 1"),
-        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is yes, and must be true or false"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0, and no token could see any; null is"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": -3}, "sliding_window is -3, and no"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2},
+            r"layer_types is \['sliding_attention'\], and here all layers are of one kind, in this model without a win",
+        ),
+        ({"rope_parameters": False}, "rope_parameters is False, and must be a table"),
+        ({"rope_parameters": []}, r"rope_parameters is \[\], and must be a table"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is the text 'yes', and must be true or false"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(fields: dict, message: str) -> None:
@@ -284,6 +292,9 @@ def test_forms_of_gpt2_that_are_not_ours(field: str, value: bool) -> None:
         config_of(table | {field: value}, "config.json")
 
 
+SLIDING = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 3}
+
+
 @pytest.mark.parametrize(
     ("fields", "window"),
     [
@@ -294,10 +305,30 @@ def test_forms_of_gpt2_that_are_not_ours(field: str, value: bool) -> None:
         ({"model_type": "qwen2", "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 0}, 5),
         ({"model_type": "qwen2", "sliding_window": 5, "use_sliding_window": True, "max_window_layers": 2}, 0),
         ({"model_type": "qwen2", "layer_types": ["full_attention"] * 2}, 0),
+        ({**SLIDING, "layer_types": ["sliding_attention"] * 2}, 3),  # max_window_layers, 28, makes layer_types only
+        ({**SLIDING, "layer_types": ["full_attention"] * 2}, 0),
+        ({**SLIDING, "sliding_window": None, "max_window_layers": 0}, 0),
     ],
 )
 def test_windows(fields: dict, window: int) -> None:
     assert config_of(LLAMA | fields, "config.json").window == window
+
+
+def test_layer_types_alone_say_which_layers_of_a_qwen2_have_a_window(tmp_path: Path) -> None:
+    """As in transformers, where max_window_layers is read only to make them."""
+    more = {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention"] * 2}
+    other = scattered(peer(CASES["offsets (Qwen2)"], **more))
+    assert other.config.max_window_layers == 28
+    other.save_pretrained(tmp_path)
+    model = hg.load(tmp_path)
+    assert model.config.window == 3
+    compare(model, other, lambda n, grads: grads[llama_name(n)].mT if n.endswith(".w") else grads[llama_name(n)])
+
+
+@pytest.mark.parametrize("value", [None, False, [], {}])
+def test_no_scaling(value: object) -> None:
+    """What transformers takes for none in rope_scaling."""
+    assert config_of(LLAMA | {"rope_scaling": value}, "config.json").rope == Plain(10_000.0)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import struct
 import zipfile
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import handgrad as hg
 from handgrad.cli.main import run
 from handgrad.core.errors import FileError
+from handgrad.data.bpe import train_bpe
 from handgrad.models.export import export
 
 CONFIG = hg.LlamaConfig(vocabulary=11, context=13, n_layers=2, n_heads=2, n_kv_heads=1, d_model=8, d_mlp=12, tied=True)
@@ -88,6 +90,42 @@ def test_cut_and_padded(folder: Path) -> None:
 def test_pointers_of_git_lfs(folder: Path) -> None:
     weights(folder).write_bytes(POINTER)
     refused(folder, "model.safetensors is a Git LFS pointer, not the file of 538090408 bytes that it stands for")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "tokenizer.json", "model.safetensors.index.json", "generation_config.json", "chat_template.jinja"],
+)
+def test_pointers_in_place_of_small_files(folder: Path, name: str) -> None:
+    if "index" in name:
+        shards(folder)
+    elif name != "tokenizer.json":
+        (folder / "tokenizer.json").write_text(train_bpe(["the cat sat on the mat. "] * 9, 260).text)
+    (folder / name).write_bytes(POINTER)
+    refused(folder, f"{name} is a Git LFS pointer, not the file of 538090408 bytes that it stands for; git lfs pull")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with names")
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "m.gguf", "m.bin"]
+)
+def test_pipes_are_not_opened(folder: Path, name: str) -> None:
+    """Opening one would wait for a writer, for good."""
+    if name == "chat_template.jinja":
+        (folder / "tokenizer.json").write_text(train_bpe(["the cat sat on the mat. "] * 9, 260).text)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    before = signal.signal(signal.SIGALRM, stopped)
+    signal.alarm(10)
+    try:
+        refused(folder / name if name.startswith("m.") else folder, f"{name}'? is (not|a pipe)|{name}: it is a pipe")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def stopped(*_: object) -> None:
+    raise AssertionError("waits for a pipe")
 
 
 def test_names_and_shapes(folder: Path) -> None:
@@ -211,7 +249,17 @@ def test_shards(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../outside.safetensors", "/outside.safetensors", "a/b.safetensors", "..", "x.bin", "a\\b.safetensors", 3, ""],
+    [
+        "a" * 5000 + ".safetensors",
+        "../outside.safetensors",
+        "/outside.safetensors",
+        "a/b.safetensors",
+        "..",
+        "x.bin",
+        "a\\b.safetensors",
+        3,
+        "",
+    ],
 )
 def test_shards_that_lie_elsewhere(folder: Path, name: object) -> None:
     index = shards(folder)

@@ -31,9 +31,13 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "check": (BELOW_CHECK, ("torch", "numpy", "transformers")),  # transformers where it is installed
     "inspect": (("core.errors",), ("numpy", "jinja2", "markupsafe", "plotly")),
+    "lab": (
+        ("core", "rules", "layers", "models", "data", "train", "generate", "inspect"),
+        ("torch", "numpy", "jinja2", "markupsafe", "latex2mathml"),
+    ),
     "bundled": ((), ()),
     "plan": (("core", "layers", "models", "train", "generate", "data.files"), ("torch",)),
-    "cli": ((*BELOW_CHECK, "check", "plan"), ("torch", "numpy", "typer", "click", "rich")),
+    "cli": ((*BELOW_CHECK, "check", "plan", "lab"), ("torch", "numpy", "typer", "click", "rich")),
 }
 
 AUTOGRAD_NAMES = {
@@ -171,7 +175,7 @@ KNOWN = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODU
         ("handgrad.train.loop", "import handgrad", "imports the package root"),
         ("handgrad.models.gpt2", "def f():\n    from handgrad.train import loop", "models.gpt2:2 imports"),
         ("handgrad.models.gpt2", "from handgrad import load", "imports the package root"),
-        ("handgrad.lab.rnn", "import torch", "'lab' is not in MAY_IMPORT"),
+        ("handgrad.nowhere.rnn", "import torch", "'nowhere' is not in MAY_IMPORT"),
         ("handgrad.models.gpt2", "from handgrad.api import load", "imports handgrad.api.load"),
     ],
 )

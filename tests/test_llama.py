@@ -28,8 +28,8 @@ CASES = {
 }
 
 
-def peer(c: hg.LlamaConfig) -> torch.nn.Module:
-    """transformers' model of the same shape, in float64."""
+def peer(c: hg.LlamaConfig, **more) -> torch.nn.Module:
+    """transformers' model of the same shape, in float64; `more` are further fields of its configuration."""
     transformers = pytest.importorskip("transformers")
     rope = {"rope_type": "default", "rope_theta": c.rope.base}
     if isinstance(c.rope, LinearScaling):
@@ -58,6 +58,7 @@ def peer(c: hg.LlamaConfig) -> torch.nn.Module:
         tie_word_embeddings=c.tied,
         attn_implementation="sdpa",
         **own,
+        **more,
     )
     other = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
     other.model.rotary_emb = Angles(c, other.model.rotary_emb.inv_freq)

@@ -87,3 +87,25 @@ def test_other_files_are_refused(tmp_path: Path, change, message: str) -> None:
     with pytest.raises(FileError, match=message) as found:
         hg.load(tmp_path / "m.bin")
     assert "\n" not in str(found.value)
+
+
+def test_tokenizers_beside_it_that_are_not_its_own(tmp_path: Path) -> None:
+    """Said, and not left out in silence: what is missing would look like a model without a tokenizer."""
+    path = written(tmp_path / "m.bin", randomised(hg.LlamaConfig(**{**SHAPE, "vocabulary": 260})))
+    for name in ("tok260.bin", "tokenizer.bin"):
+        (tmp_path / name).write_bytes(pieces(261))
+        with pytest.raises(FileError, match=rf"{name} has 261 tokens, and m.bin beside it 260: it is not this model's"):
+            hg.load(path)
+        assert hg.load(path, tokenizer=False).tokenizer is None
+        (tmp_path / name).write_bytes(pieces(260))
+        assert hg.load(path).tokenizer.vocab_size == 260
+        (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 6227\n")
+        with pytest.raises(FileError, match=f"{name} is a Git LFS pointer, not the file of 6227 bytes"):
+            hg.load(path)
+        (tmp_path / name).unlink()
+
+
+def pieces(n: int) -> bytes:
+    """A llama2.c tokenizer of so many tokens."""
+    tokens = ["<unk>", "\n<s>\n", "\n</s>\n", *(f"<0x{b:02X}>" for b in range(256)), *(f"x{i}" for i in range(n - 259))]
+    return struct.pack("<i", 8) + b"".join(struct.pack("<fi", 0.0, len(t)) + t.encode() for t in tokens)

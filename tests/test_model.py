@@ -293,3 +293,23 @@ def test_unknown_signals_and_parameters_are_named_with_the_nearest():
         signals["blocks.0.attention.raw"]
     with pytest.raises(UnknownName, match=r"did you mean 'norm\.gamma'"):
         model.params["norm.gama"]
+
+
+def test_a_model_is_shown_in_one_short_line():
+    model = hg.load("docs-1m")
+    assert repr(model) == (
+        "Model(GPT2Config, vocabulary 256, context 256, 968,064 parameters in torch.float32, tokenizer bytes)"
+    )
+    assert "no tokenizer" in repr(hg.build(hg.GPT2Config(vocabulary=11, n_layers=9, n_heads=1, d_model=6)))
+
+
+def test_the_root_offers_explaining_and_says_where_training_is():
+    model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=1, d_model=6))
+    assert hg.explain(model).total == model.params.layout.count
+    assert {"Sampling", "explain"} <= set(hg.__all__)
+    with pytest.raises(
+        AttributeError, match=r"'TrainConfig'; it is one import away: from handgrad.train import TrainC"
+    ):
+        hg.TrainConfig  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'nothing'$"):
+        hg.nothing  # noqa: B018

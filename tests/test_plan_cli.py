@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -196,3 +198,47 @@ def test_a_hole_is_used_again_by_smaller_blocks_and_joined_with_its_neighbours()
     for key in "adf":
         heap.give(key)
     assert (heap.end, heap.holes, heap.held) == (0, [], before)
+
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_hidden_layers": 10_000}, "more than 60,000 operators for one window, too many to plan; use fewer --la"),
+        ({"max_position_embeddings": 2**31}, "the context is 2,147,483,648 tokens, and windows of at most 262,144"),
+        ({"max_position_embeddings": 2**18, "num_hidden_layers": 99}, "more than 60,000 operators for one window"),
+        ({"head_dim": 2**20}, "the context is 64 tokens, and windows of at most 32 in heads 1048576 wide are planned"),
+        (
+            {"hidden_size": 2**20, "intermediate_size": 2**24, "num_hidden_layers": 100, "vocab_size": 2**31},
+            "parameters, and at most 10,000,000,000,000 are planned; use a smaller --width or fewer --layers",
+        ),
+    ],
+)
+def test_hostile_shapes_are_refused_soon_and_take_no_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, int], message: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | fields))
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    assert main.run(["plan", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.count("\n") == 1
+    assert time.process_time() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
+
+
+def test_micro_batches_without_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", *SMALL, "--accumulate", str(10**9)]) == 2
+    shown = capsys.readouterr().err
+    assert "1,000,000,000 passes of" in shown
+    assert int(shown.split("use --accumulate ")[1].split()[0]) > 100

@@ -77,6 +77,22 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
         assert f"index.html: the link {link} leads nowhere" in verdict.stderr
 
 
+@pytest.mark.parametrize("mark", ['--8<-- "a.py"', '--8 < --"a.py"'])
+def test_code_that_was_not_included_is_refused(tmp_path: Path, mark: str) -> None:
+    page = tmp_path / "rules" / "a.html"
+    page.parent.mkdir()
+    page.write_text("<pre><span>def</span> <span>forward</span>(a)</pre>")
+    assert script("check_site.py", tmp_path).returncode == 0
+    page.write_text("<pre>no code</pre>")
+    verdict = script("check_site.py", tmp_path)
+    assert verdict.returncode == 1
+    assert verdict.stderr == "rules/a.html: a page of the rules that shows no `def forward`\n"
+    page.write_text(f"<pre>def forward {mark.replace('<', '&lt;')}</pre>")
+    verdict = script("check_site.py", tmp_path)
+    assert verdict.returncode == 1
+    assert "stands where code should have been included" in verdict.stderr
+
+
 def test_python_files_over_the_limit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "long.py").write_text("a = 1\n" * 401)

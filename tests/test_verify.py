@@ -18,7 +18,7 @@ from handgrad.check.tolerance import FLOAT64
 from handgrad.check.verify import by_hand, verify
 from handgrad.check.verify_rows import Kept, Rounding, layer_of, off, ordered
 from handgrad.cli import main, verifying
-from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.core.errors import ConfigError, NumericError, ShapeError
 
 # Square matrices, so that a transposed factor is wrong in its values and not only in its shape.
 SQUARE = hg.GPT2Config(vocabulary=12, context=9, n_layers=2, n_heads=3, d_model=12, d_mlp=12)
@@ -167,6 +167,10 @@ def test_what_cannot_be_verified_is_refused() -> None:
     model = randomised(SQUARE)
     with pytest.raises(ConfigError, match="dtype 'float16' cannot be verified; known: float64, float32, bfloat16"):
         verify(model, TOKENS, ["float16"])
+    broken = randomised(SQUARE)
+    broken.params["blocks.1.mlp.up.w"][0, 0] = torch.nan
+    with pytest.raises(NumericError, match=r"numbers are not finite: the parameter blocks\.1\.mlp\.up\.w is not\."):
+        verify(broken, TOKENS)
     with pytest.raises(ShapeError, match="at least 2 tokens"):
         verify(model, TOKENS[:, :1])
 

@@ -1,19 +1,24 @@
-"""Fails when the built documentation would fetch anything from the network, or a link within it leads nowhere.
+"""Fails when the built documentation would fetch from the network, has a dead link, or lacks the code it includes.
 
 `python tools/check_site.py site` after `mkdocs build`. Links that a reader may follow off the site are fine; scripts,
 style sheets, images and fonts that a page loads by itself are not. Links to pages of the site, and to places in them,
-are followed: also those to lines of source files, which mkdocs does not look at.
+are followed: also those to lines of source files, which mkdocs does not look at. A mark that should have become code
+must not be left in any page, and every page of the rules must show the code of a rule.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
 MOST_SHOWN = 20
+MARK = re.compile(r"-{1,}\s*8\s*<\s*-{2,}")  # as it is written, and as a formatter of Python has spread it
+RULE_PAGES, RULE_CODE = "rules", "def forward"
+SOURCES = "code"  # pages that are source files as they are, tests of these marks among them
 LOADED_LINKS = {"stylesheet", "preload", "modulepreload", "preconnect", "dns-prefetch", "icon", "manifest"}
 
 
@@ -25,6 +30,7 @@ class Loads(HTMLParser):
         self.addresses: list[str] = []
         self.links: list[str] = []
         self.places: set[str] = set()
+        self.text = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
@@ -35,6 +41,9 @@ class Loads(HTMLParser):
             self.addresses.append(values["src"])
         if tag == "link" and LOADED_LINKS & set(values.get("rel", "").lower().split()):
             self.addresses.append(values.get("href", ""))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
 
 
 def foreign(html: str) -> list[str]:
@@ -73,8 +82,26 @@ def dead(pages: dict[Path, Loads]) -> list[tuple[Path, str]]:
     return found
 
 
+def without_code(pages: dict[Path, Loads]) -> list[tuple[Path, str]]:
+    """(page, what is wrong) of every page, by its path in the site, that should show code from a file and does not.
+
+    >>> text = '<pre>--8 &lt; --"a.py"</pre><i>def</i> <i>forward</i>(a)'
+    >>> without_code({Path("rules/a.html"): read(text)})  # doctest: +ELLIPSIS
+    [(...Path('rules/a.html'), 'the mark --8 < -- stands where code should have been included')]
+    >>> without_code({Path("rules/a.html"): read("x"), Path("b.html"): read("x")})  # doctest: +ELLIPSIS
+    [(...Path('rules/a.html'), 'a page of the rules that shows no `def forward`')]
+    """
+    found = []
+    for path, page in pages.items():
+        if path.parts[0] != SOURCES and (mark := MARK.search(page.text)):
+            found.append((path, f"the mark {mark[0]} stands where code should have been included"))
+        if path.parts[0] == RULE_PAGES and RULE_CODE not in page.text:
+            found.append((path, f"a page of the rules that shows no `{RULE_CODE}`"))
+    return found
+
+
 def main(site: Path) -> int:
-    """Print the verdict on the pages below `site`; 0 when they load nothing from elsewhere and no link is dead."""
+    """Print the verdict on the pages below `site`; 0 when nothing is wrong."""
     pages = sorted(site.rglob("*.html"))
     if not pages:
         print(f"check_site: no page below {site}; build it first with mkdocs", file=sys.stderr)
@@ -82,14 +109,20 @@ def main(site: Path) -> int:
     found = [(page, address) for page in pages for address in foreign(page.read_text(encoding="utf-8"))]
     for page, address in found:
         print(f"{page}: loads {address}; ship a copy or leave it out", file=sys.stderr)
-    lost = dead({page: read(page.read_text(encoding="utf-8")) for page in pages if page.name != "404.html"})
+    known = {page: read(page.read_text(encoding="utf-8")) for page in pages if page.name != "404.html"}
+    lost, empty = dead(known), without_code({page.relative_to(site): known[page] for page in known})
+    for page, what in empty:
+        print(f"{page}: {what}", file=sys.stderr)
     for page, link in lost[:MOST_SHOWN]:
         print(f"{page}: the link {link} leads nowhere", file=sys.stderr)
     if len(lost) > MOST_SHOWN:
         print(f"and {len(lost) - MOST_SHOWN} more dead links", file=sys.stderr)
-    if found or lost:
+    if found or lost or empty:
         return 1
-    print(f"{len(pages)} pages in {site}; open {site / 'index.html'}; nothing is loaded from the network; no dead link")
+    print(
+        f"{len(pages)} pages in {site}; open {site / 'index.html'}; nothing is loaded from the network; no dead link; "
+        "all included code is there"
+    )
     return 0
 
 

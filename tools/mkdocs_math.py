@@ -11,7 +11,7 @@ import logging
 import re
 from typing import Any
 
-from latex2mathml.converter import convert
+from handgrad.lab.formula import mathml
 
 log = logging.getLogger("mkdocs.hooks.math")
 
@@ -75,25 +75,6 @@ def symbols(formula: str) -> set[str]:
     commands = {f"\\{name}" for name in COMMAND.findall(rest) if name not in ARRANGING}
     rest = COMMAND.sub(" ", rest)
     return {w for w in words if re.search(r"[^\W\d]", w)} | commands | set(re.findall(r"[^\W\d_]", rest))
-
-
-def mathml(latex: str, display: bool) -> str:
-    """The formula as MathML. Raises ValueError for a command that is not known.
-
-    >>> mathml("a + b", display=False).startswith("<math")
-    True
-    >>> mathml(r"\\nonsense", display=False)
-    Traceback (most recent call last):
-    ValueError: there is no command \\nonsense
-    """
-    try:
-        found = convert(latex, display="block" if display else "inline")
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__} {error}".strip()) from None
-    if "\\" in (shown := html.unescape(found)):
-        commands = re.findall(r"\\[A-Za-z]*", shown)
-        raise ValueError(f"there is no command {commands[0]}")
-    return found
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from handgrad.check.explain import explain  # noqa: F401
     from handgrad.core import (  # noqa: F401
         Accumulate,
         Buffer,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Sum,
     )
     from handgrad.generate.generate import generate  # noqa: F401
+    from handgrad.generate.sample import Sampling  # noqa: F401
     from handgrad.generate.score import Evaluation, evaluate  # noqa: F401
     from handgrad.layers.linear import Linear  # noqa: F401
     from handgrad.models.export import export  # noqa: F401
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "handgrad.check.explain": "explain",
     "handgrad.core": "Accumulate Buffer Chain Fork Layer Layout Recompute Residual Run Sequence Slot Sum",
     "handgrad.layers.linear": "Linear",
     "handgrad.models.export": "export",
@@ -41,15 +44,18 @@ _HOME = {
     "handgrad.models.load": "load",
     "handgrad.models.model": "Model build watch",
     "handgrad.generate.generate": "generate",
+    "handgrad.generate.sample": "Sampling",
     "handgrad.generate.score": "Evaluation evaluate",
 }
+_NEAR = {"TrainConfig": "train", "resume": "train", "train": "train", "prepare": "data"}  # not here, but near
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = sorted(_WHERE)
 
 
 def __getattr__(name: str):
     if name not in _WHERE:
-        raise AttributeError(f"module 'handgrad' has no attribute '{name}'")
+        near = f"; it is one import away: from handgrad.{_NEAR[name]} import {name}" if name in _NEAR else ""
+        raise AttributeError(f"module 'handgrad' has no attribute '{name}'{near}")
     return getattr(import_module(_WHERE[name]), name)
 
 

@@ -8,7 +8,7 @@ factors, and each factor *is* one of the shown signals.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import getattr_static
 from itertools import groupby
@@ -44,7 +44,10 @@ LAWS = "laws of a head"
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer: where it is, what it is, which form of its rule runs and why, and the equations it uses."""
+    """One layer: where it is, what it is, which form of its rule runs and why, and the equations it uses.
+
+    `in_training` is the form that ran when the model was trained; empty where nobody said how that was.
+    """
 
     path: str
     layer: str
@@ -52,6 +55,7 @@ class LayerRow:
     implementation: str
     why: str
     equations: tuple[str, ...]
+    in_training: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,17 +79,66 @@ class Explained:
         """Parameters of the model, each slot counted once."""
         return sum(row.count for row in self.gradients)
 
+    def __str__(self) -> str:
+        """Both tables as text, blocks that are alike once."""
+        changed = any(r.in_training not in ("", r.implementation) for r in self.layers)
+        heads = ("", "layer", "kind", "rule", *(("in training", "now") if changed else ("form",)), "why", "equations")
+        layers = [
+            (
+                *(f"{n} x" if n > 1 else "", r.path, r.layer, r.rule, *([r.in_training] if changed else [])),
+                *(r.implementation, r.why, ", ".join(r.equations)),
+            )
+            for r, n in folded(self.layers, "path")
+        ]
+        gradients = [
+            (
+                *(f"{n} x" if n > 1 else "", r.name, " x ".join(map(str, r.shape)), r.formula),
+                f"{r.count:,}" if r.count else "",
+            )
+            for r, n in folded(self.gradients, "name")
+        ]
+        last = f"{self.total:,} parameters; a tied one is counted once. Δ_x is the error of the signal x"
+        return "\n".join(
+            [
+                table(heads, layers),
+                "",
+                table(("", "gradient of", "shape", "formula", "count of each"), gradients),
+                "",
+                last,
+            ]
+        )
 
-def explain(model: Model) -> Explained:
-    """Layers and gradients of a model. The model is left as it was.
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as what stands in them.
+
+    >>> print(table(("a", "b"), [("1", "long"), ("23", "x")]))
+    a   b
+    1   long
+    23  x
+    """
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in (heads, *rows)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def explain(model: Model, implementation: str = "") -> Explained:
+    """What `handgrad explain` shows: layers and gradients of a model; `print` shows it as tables. The model is left as
+    it was. `implementation` is what it was trained with, where that is known ("auto", "explicit" or "fused").
 
     >>> import handgrad as hg
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)
     >>> found = explain(model)
     >>> found.total, found.gradients[0].formula
     (618, 'OHE(t)ᵗ Δ_token + Δ_headᵗ norm')
+    >>> print(str(found).splitlines()[-1])
+    618 parameters; a tied one is counted once. Δ_x is the error of the signal x
     """
     rows = [*layer_rows(model.layer, model.run), loss_row(model.run)]
+    if implementation:
+        then = Run(implementation=implementation)
+        trained = [*layer_rows(model.layer, then), loss_row(then)]
+        rows = [replace(r, in_training=t.implementation) for r, t in zip(rows, trained, strict=True)]
     if model.params.layout.tied:
         rows = [replace(r, equations=("tying",)) if r.layer == "Unembedding" else r for r in rows]
     return Explained(tuple(rows), tuple(gradient_rows(model)))

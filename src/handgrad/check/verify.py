@@ -24,10 +24,11 @@ from torch import Tensor
 from handgrad.check.oracle import Noting, Probe, is_error
 from handgrad.check.tolerance import FLOAT64, OVER_TORCH
 from handgrad.check.verify_rows import Kept, Rounding, Row, Verified, ordered
-from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.core.errors import ConfigError, NumericError, ShapeError
 from handgrad.core.gradients import Accumulate
 from handgrad.core.params import Buffer, Tree, nested
 from handgrad.core.run import Run
+from handgrad.generate.compare import damaged
 from handgrad.models.model import Model
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -84,7 +85,7 @@ def verify(
 
     `peer` asks for transformers, where it is installed and knows such a model. Errors of rounding types are added up
     over `draws`. `step` is told what begins. Raises ConfigError for an unknown type, ShapeError for tokens that cannot
-    be read.
+    be read, NumericError for a parameter that is not finite.
 
     >>> import handgrad as hg, torch
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)
@@ -97,6 +98,8 @@ def verify(
             raise ConfigError(f"dtype {name!r} cannot be verified; known: {', '.join(DTYPES)}")
     if model.checked(tokens).shape[1] < 2:
         raise ShapeError("verifying needs at least 2 tokens: the second is what the first should predict")
+    if wrong := damaged(model):
+        raise NumericError(f"nothing can be verified where numbers are not finite{wrong}")
     flat = model.params.flat.detach()
     step("explicit formulas in float64")
     exact = by_hand(model, flat.double(), tokens, "explicit")

@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import (
+    Dtype,
+    Greedy,
+    Json,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    Unknown,
+    output_of,
+)
+from handgrad.cli.waiting import waiting
 
 
 def chat(
@@ -15,29 +30,17 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="What the model is told before the first turn.", metavar="TEXT")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens an answer.", metavar="N")] = 512,
-    temperature: Annotated[
-        float, typer.Option(help="Below 1 bolder choices are rarer; 0 always takes the likeliest.", metavar="T")
-    ] = 0.7,
-    top_k: Annotated[int, typer.Option(help="Only the K likeliest tokens; 0 is off.", metavar="K")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Only the likeliest tokens that together reach P; 1 is off.", metavar="P")
-    ] = 0.95,
-    min_p: Annotated[
-        float, typer.Option(help="Only tokens at least P times as likely as the likeliest; 0 is off.", metavar="P")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, tokens that are there already are less likely; 1 is off.", metavar="R")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed and the same words give the same answers.", metavar="N")] = 0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End an answer where this text comes; may be repeated.", metavar="TEXT")
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Compute in float32, float64 or bfloat16; auto is what it was trained in.", metavar="TYPE"),
-    ] = "auto",
+    max_new_tokens: MaxNewTokens = 512,
+    temperature: Temperature = 0.7,
+    top_k: TopK = 0,
+    top_p: TopP = 0.95,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
+    greedy: Greedy = False,
+    stop: Stop = None,
+    unknown: Unknown = "abort",
+    dtype: Dtype = "auto",
     json: Json = False,
 ) -> None:
     """Talk with a model. One line is one turn; it works with piped input, too.
@@ -46,8 +49,10 @@ def chat(
 
     Try: handgrad chat MODEL --system "You answer in one sentence."
     """
-    from handgrad.cli.chatting import talk
-    from handgrad.cli.writing import Request
+    output = output_of(context, json)
+    with waiting("loading torch", output.live):
+        from handgrad.cli.chatting import talk
+        from handgrad.cli.writing import Request
 
     request = Request(
         max_new_tokens=max_new_tokens,
@@ -57,8 +62,9 @@ def chat(
         seed=seed,
         greedy=greedy,
         stops=tuple(stop or ()),
+        unknown=unknown,
         dtype=dtype,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
     )
-    talk(request, model, system, output_of(context, json))
+    talk(request, model, system, output)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from handgrad.cli.output import Output
-from handgrad.cli.writing import DTYPES, Growing, Request, Written, known_ends
+from handgrad.cli.waiting import waiting
+from handgrad.cli.writing import DTYPES, WORDLESS, Growing, Request, Written, known_ends, with_flags
 from handgrad.core.errors import ConfigError, DataError, HandgradError
 from handgrad.data.chat_template import PLAIN, Message, talk_ids
 from handgrad.data.control import control_of
@@ -31,7 +32,7 @@ class Chat:
 
     def __post_init__(self) -> None:
         if self.model.tokenizer is None:
-            raise ConfigError("this model comes without a tokenizer, so it cannot read or write text")
+            raise ConfigError(WORDLESS)
         self.session, self.generator = Session(self.model), torch.Generator().manual_seed(self.request.seed)
         if not control_of(self.model.tokenizer).template:
             self.output.note(
@@ -42,7 +43,10 @@ class Chat:
 
     def ids_of(self, turns: list[Message]) -> list[int]:
         told = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return talk_ids(self.model.tokenizer, [*told, *turns])
+        try:
+            return talk_ids(self.model.tokenizer, [*told, *turns], self.request.unknown)
+        except DataError as error:
+            raise DataError(with_flags(str(error))) from None
 
     def fitted(self) -> list[int]:
         """The ids of as many of the last turns as leave room for an answer. DataError where not even one does."""
@@ -127,9 +131,10 @@ class Shown:
 
 def talk(request: Request, path: str, system: str | None, output: Output) -> None:
     """Turn after turn, until the input ends."""
-    model = load(path)
-    if (dtype := DTYPES[request.dtype]) is not None:
-        model = model.shadowed(dtype)
+    with waiting(f"loading {path}", output.live):
+        model = load(path)
+        if (dtype := DTYPES[request.dtype]) is not None:
+            model = model.shadowed(dtype)
     chat = Chat(model, request, output, system)
     if interactive():
         output.note(HELP)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from handgrad.cli.options import MODEL_HELP, Json, output_of
+from handgrad.cli.waiting import waiting
 
 Out = Annotated[Path, typer.Option(help="The new folder; one that holds something is refused.", metavar="DIR")]
 NoTokenizer = Annotated[bool, typer.Option("--no-tokenizer", help="Leave the tokenizer out, of whatever kind it is.")]
@@ -25,11 +26,15 @@ def import_(
 ) -> None:
     """Turn a model of another library into a handgrad checkpoint folder.
 
+    generate, chat, eval and verify take it; handgrad train --resume does not, for it is a model without a run.
+
     Try: handgrad import model.gguf --out runs/mine
     """
-    from handgrad.cli.converting import import_model
+    output = output_of(context, json)
+    with waiting("loading torch", output.live):
+        from handgrad.cli.converting import import_model
 
-    import_model(source, out, dtype, not no_tokenizer, output_of(context, json))
+    import_model(source, out, dtype, not no_tokenizer, output)
 
 
 def export(
@@ -47,9 +52,11 @@ def export(
 
     Try: handgrad export runs/demo --out exported
     """
-    from handgrad.cli.converting import export_model
+    output = output_of(context, json)
+    with waiting("loading torch", output.live):
+        from handgrad.cli.converting import export_model
 
-    export_model(model, out, dtype, not no_tokenizer, output_of(context, json))
+    export_model(model, out, dtype, not no_tokenizer, output)
 
 
 def models(context: typer.Context, json: Json = False) -> None:

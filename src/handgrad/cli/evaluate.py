@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import Json, Unknown, output_of
+from handgrad.cli.waiting import waiting
 
 
 def evaluate(
@@ -27,26 +28,28 @@ def evaluate(
         int | None, typer.Option(help="Windows at once [as many as make about 2048 tokens]", metavar="N")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Only the first N tokens, the very first included.", metavar="N")
+        int | None, typer.Option(help="Only the first N tokens of DATA, the very first included.", metavar="N")
     ] = None,
     dtype: Annotated[
         str,
         typer.Option(help="Compute in float32, float64 or bfloat16; auto is the type of the model.", metavar="TYPE"),
     ] = "auto",
-    unknown: Annotated[
-        str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
-    ] = "abort",
+    unknown: Unknown = "abort",
+    bos: Annotated[
+        bool, typer.Option("--bos/--no-bos", help="Begin a text with the model's start token, where it has one.")
+    ] = True,
     json: Json = False,
 ) -> None:
     """Nats a token, perplexity and bits a byte of a text, nothing dropped and nothing sampled.
 
-    Every token but the first is predicted once, from at least context - stride tokens before it (fewer only where the
-    text begins). Several DATA are read as one text.
+    Every token is predicted once, from at least context - stride + 1 tokens before it (fewer only where the text
+    begins). The first counts where a start token comes before it. Several DATA are read as one text.
 
     Try: handgrad eval runs/demo embedded --limit 20000 --stride 32
     """
-    from handgrad.cli.evaluating import Request, show
+    output = output_of(context, json)
+    with waiting(f"loading {model}", output.live):
+        from handgrad.cli.evaluating import Request, show
 
-    show(
-        Request(tuple(data), context_length, stride, batch_size, limit, dtype, unknown), model, output_of(context, json)
-    )
+    request = Request(tuple(data), context_length, stride, batch_size, limit, dtype, unknown, bos)
+    show(request, model, output)

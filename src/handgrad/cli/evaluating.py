@@ -9,20 +9,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from handgrad.cli.options import problems
 from handgrad.cli.output import Output
 from handgrad.cli.progress import preparing
+from handgrad.cli.waiting import waiting
+from handgrad.cli.writing import DTYPES, WORDLESS, with_flags
 from handgrad.core.errors import ConfigError, DataError, HandgradError
 from handgrad.data.checks import check_choice
+from handgrad.data.control import control_names, control_of
 from handgrad.data.ids import holds_ids, read_ids
 from handgrad.data.sources import EMBEDDED, read_texts, text_file
 from handgrad.generate.score import evaluate
 from handgrad.models.load import load
 from handgrad.models.model import Model
 
-DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 SAFE = 64  # tokens at the end of a text that is cut off; what follows could have changed them
 
 
@@ -37,6 +38,7 @@ class Request:
     limit: int | None = None
     dtype: str = "auto"
     unknown: str = "abort"
+    bos: bool = True
 
     def __post_init__(self) -> None:
         least = {"--context": (self.context, 1), "--stride": (self.stride, 1), "--batch-size": (self.batch_size, 1)}
@@ -66,20 +68,23 @@ def show(request: Request, name: str, output: Output) -> None:
     for source in request.sources:  # before the model is loaded
         if source != EMBEDDED and not holds_ids(source):
             text_file(source)
-    model = load(name)
-    if (dtype := DTYPES[request.dtype]) is not None:
-        model = model.shadowed(dtype)
-    ids, n_bytes = tokens_of(model, request)
+    with waiting(f"loading {name}", output.live):
+        model = load(name)
+        if (dtype := DTYPES[request.dtype]) is not None:
+            model = model.shadowed(dtype)
+    with waiting("reading the text", output.live):
+        given, ids, n_bytes = tokens_of(model, request)
     began = perf_counter()
     with preparing(output, "scoring tokens") as progress:
         try:
             found = evaluate(
                 model,
-                ids,
+                np.concatenate([np.asarray(given, ids.dtype), ids]) if given else ids,
                 context=request.context,
                 stride=request.stride,
                 batch_size=request.batch_size,
                 n_bytes=n_bytes,
+                n_given=max(len(given), 1),
                 progress=progress,
             )
         except ConfigError as error:
@@ -92,41 +97,58 @@ def show(request: Request, name: str, output: Output) -> None:
         "tokens_per_s": found.n_tokens / seconds,
     }
     numbers = model.params.flat.dtype if dtype is None else dtype
-    output.record(asdict(found) | figures | {"dtype": str(numbers).removeprefix("torch.")})
+    output.record(asdict(found) | figures | {"dtype": str(numbers).removeprefix("torch."), "start_tokens": given})
     output.text(f"nats a token   {found.nats_a_token:.4f}")
     output.text(f"perplexity     {found.perplexity:,.4g}")
     bits = "the ids have no text" if found.bits_a_byte is None else f"{found.bits_a_byte:.4f}"
     output.text(f"bits a byte    {bits}")
     text = "" if found.n_bytes is None else f", {found.n_bytes:,} bytes"
     overlap = f" (at least {found.context - found.stride + 1:,} tokens to predict from)"
-    output.text(f"over           {found.n_tokens:,} tokens{text}, each predicted once")
+    output.text(f"over           {found.n_tokens:,} tokens{text}, each predicted once, {behind(model, given)}")
     output.text(
         f"windows        of {found.context:,}, every {found.stride:,}{overlap if found.stride < found.context else ''}"
     )
 
 
-def tokens_of(model: Model, request: Request) -> tuple[npt.NDArray[np.int64], int | None]:
-    """The ids of the data, at most `limit`, and the bytes of all but the first where they are known exactly."""
+def behind(model: Model, given: Sequence[int]) -> str:
+    """What the first token that counts comes after, in words."""
+    if not given:
+        return "the first token not counted"
+    names = {i: name for name, i in control_names(model.tokenizer).items()}
+    return f"the first behind the start token {' '.join(names.get(i, str(i)) for i in given)}"
+
+
+def tokens_of(model: Model, request: Request) -> tuple[list[int], npt.NDArray[np.int64], int | None]:
+    """Start tokens, ids of the data, at most `limit`, and the bytes of those that are scored, where known exactly.
+
+    Texts begin as those that the model was trained on, with its start token; ids are taken as they are.
+    """
     if all(map(holds_ids, request.sources)):
-        return stored(request.sources, request.limit), None
+        return [], stored(request.sources, request.limit), None
     tokenizer = model.tokenizer
     if tokenizer is None:
-        raise ConfigError(
-            "this model comes without a tokenizer, so it cannot read text; give .npy or .bin files of ids"
-        )
+        raise ConfigError(f"{WORDLESS}. Files of ids (.npy, .bin) are read as they are")
+    given = list(control_of(tokenizer).begin) if request.bos else []
     if request.limit is None:
         text = "".join(read_texts(request.sources))
-        ids = np.asarray(tokenizer.encode(text, unknown=request.unknown))
+        ids = encoded(tokenizer, text, request)
         if request.unknown == "abort" and tokenizer.kind != "ids" and ids.size:
-            return ids, len(text.encode()) - first_bytes(tokenizer, ids)
-        return ids, None
+            return given, ids, len(text.encode()) - (0 if given else first_bytes(tokenizer, ids))
+        return given, ids, None
     text, ids = "", np.zeros(0, np.int64)
     for piece in pieces(request.sources, request.limit):
         text += piece
-        ids = np.asarray(tokenizer.encode(text, unknown=request.unknown))
+        ids = encoded(tokenizer, text, request)
         if ids.size >= request.limit + SAFE:
             break
-    return ids[: request.limit], None
+    return given, ids[: request.limit], None
+
+
+def encoded(tokenizer: Any, text: str, request: Request) -> npt.NDArray[np.int64]:
+    try:
+        return np.asarray(tokenizer.encode(text, unknown=request.unknown))
+    except DataError as error:
+        raise DataError(with_flags(str(error))) from None
 
 
 def pieces(sources: Sequence[str], limit: int) -> Iterator[str]:

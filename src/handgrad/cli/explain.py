@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from handgrad.cli.options import MODEL_HELP, Json, output_of
+from handgrad.cli.waiting import waiting
 
 
 def explain(
@@ -20,6 +21,8 @@ def explain(
 
     Try: handgrad explain runs/demo
     """
-    from handgrad.cli.proving import show_model
+    output = output_of(context, json)
+    with waiting(f"loading {model}", output.live):
+        from handgrad.cli.proving import show_model
 
-    show_model(model, output_of(context, json))
+    show_model(model, output)

@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import MODEL_HELP, Json, output_of
+from handgrad.cli.options import (
+    MODEL_HELP,
+    Dtype,
+    Greedy,
+    Json,
+    MaxNewTokens,
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    Temperature,
+    TopK,
+    TopP,
+    Unknown,
+    output_of,
+)
+from handgrad.cli.waiting import waiting
 
 
 def generate(
@@ -20,34 +36,18 @@ def generate(
     batch_size: Annotated[
         int, typer.Option(help="With --prompts: so many at once, each shown when all of them are done.", metavar="N")
     ] = 1,
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many tokens a prompt.", metavar="N")] = 200,
-    temperature: Annotated[
-        float, typer.Option(help="Below 1 bolder choices are rarer; 0 always takes the likeliest.", metavar="T")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Only the K likeliest tokens; 0 is off.", metavar="K")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Only the likeliest tokens that together reach P; 1 is off.", metavar="P")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Only tokens at least P times as likely as the likeliest; 0 is off.", metavar="P")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, tokens that are there already are less likely; 1 is off.", metavar="R")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.", metavar="N")] = 0,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="End where this text comes, without it and its ids; may be repeated.", metavar="TEXT"),
-    ] = None,
-    unknown: Annotated[
-        str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
-    ] = "abort",
+    max_new_tokens: MaxNewTokens = 200,
+    temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
+    greedy: Greedy = False,
+    stop: Stop = None,
+    unknown: Unknown = "abort",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Read the whole text again for each token.")] = False,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Compute in float32, float64 or bfloat16; auto is what it was trained in.", metavar="TYPE"),
-    ] = "auto",
+    dtype: Dtype = "auto",
     compile: Annotated[
         bool,
         typer.Option("--compile", help="Compile the pass of a token first (up to minutes), for long texts."),
@@ -66,7 +66,9 @@ def generate(
 
     Try: handgrad generate runs/demo --prompt "The " --temperature 0.8
     """
-    from handgrad.cli.writing import Request, write
+    output = output_of(context, json)
+    with waiting("loading torch", output.live):
+        from handgrad.cli.writing import Request, write
 
     request = Request(
         prompt=prompt,
@@ -87,5 +89,5 @@ def generate(
         repetition_penalty=repetition_penalty,
         batch_size=batch_size,
     )
-    if status := write(request, model, output_of(context, json)):
+    if status := write(request, model, output):
         raise typer.Exit(status)

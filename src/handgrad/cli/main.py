@@ -16,12 +16,16 @@ import typer
 from typer.main import get_command
 
 from handgrad import __version__
-from handgrad.cli import chat, convert, demo, equations, evaluate, explain, generate, plan, train, verify
+from handgrad.cli import chat, convert, demo, equations, evaluate, explain, generate, lab, plan, train, verify
 from handgrad.cli.output import NoOutput, Output, lenient, no_output, opened_streams, silence
 from handgrad.cli.presets import PRESETS
 from handgrad.cli.words import usage_problem
 
 PRESETS_HELP = "\b\nPresets:\n" + "\n".join(f"  {name:<12} {preset.about}" for name, preset in PRESETS.items())
+
+# Another spelling that is understood -> the one that the help shows.
+SPELLINGS = {"vocabulary": "vocab-size"}
+SPELLED = {"token_normalize_func": lambda name: SPELLINGS.get(name, name)}
 
 app = typer.Typer(
     name="handgrad",
@@ -31,13 +35,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 110},
 )
 app.command("demo")(demo.demo)
-app.command("train", epilog=PRESETS_HELP)(train.train)
+app.command("train", epilog=PRESETS_HELP, context_settings=SPELLED)(train.train)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("eval")(evaluate.evaluate)
 app.command("verify")(verify.verify)
-app.command("plan", epilog=PRESETS_HELP)(plan.plan)
+app.command("plan", epilog=PRESETS_HELP, context_settings=SPELLED)(plan.plan)
 app.command("explain")(explain.explain)
+app.add_typer(lab.app, name="lab")
 app.command("models")(convert.models)
 app.command("import")(convert.import_)
 app.command("export")(convert.export)
@@ -63,6 +68,8 @@ def root(
         if not as_json:
             context.obj.text(f"handgrad {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None and as_json:
+        context.fail("--json needs a command whose results it gives, such as handgrad eval")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
@@ -100,6 +107,9 @@ def run(arguments: list[str]) -> int:
 
 def invoked(arguments: list[str]) -> int:
     command = get_command(app)
+    if "--json" in arguments and not {"--help", "-h"}.isdisjoint(arguments):
+        told("--help is text for people and --json is for programs; leave one of them out", 2, True)
+        return 2
     try:
         with command.make_context("handgrad", list(arguments)) as context:
             command.invoke(context)
@@ -128,7 +138,7 @@ def verdict(error: Exception, arguments: list[str]) -> tuple[int, str]:
         return 2, "there is not enough memory for this; a smaller --batch-size, --context or --width needs less"
     if os.environ.get("HANDGRAD_TRACEBACK") == "1":
         traceback.print_exception(error)
-    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    what = f"{type(error).__name__}: {error}".splitlines()[0][:500]
     return 1, f"internal error, {what}. Please report it; HANDGRAD_TRACEBACK=1 shows where it happened"
 
 

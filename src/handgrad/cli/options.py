@@ -17,6 +17,32 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line on standard output, the rest on standard error.")
 ]
 
+# How tokens are drawn, for generate and chat alike; each has defaults of its own.
+MaxNewTokens = Annotated[int, typer.Option(help="At most so many new tokens a text.", metavar="N")]
+Temperature = Annotated[
+    float, typer.Option(help="Below 1 bolder choices are rarer; 0 always takes the likeliest.", metavar="T")
+]
+TopK = Annotated[int, typer.Option(help="Only the K likeliest tokens; 0 is off.", metavar="K")]
+TopP = Annotated[float, typer.Option(help="Only the likeliest tokens that together reach P; 1 is off.", metavar="P")]
+MinP = Annotated[
+    float, typer.Option(help="Only tokens at least P times as likely as the likeliest; 0 is off.", metavar="P")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Above 1, tokens that are there already are less likely; 1 is off.", metavar="R")
+]
+Seed = Annotated[int, typer.Option(help="The same seed and the same words give the same text.", metavar="N")]
+Unknown = Annotated[
+    str, typer.Option(help="Characters the model does not know: abort, skip or replace.", metavar="WHAT")
+]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option(help="End where this text comes, without it and its ids; may be repeated.", metavar="TEXT"),
+]
+Dtype = Annotated[
+    str, typer.Option(help="Compute in float32, float64 or bfloat16; auto is what it was trained in.", metavar="TYPE")
+]
+
 
 def output_of(context: typer.Context, json: bool) -> Output:
     """`--json` counts before and after the command's name."""

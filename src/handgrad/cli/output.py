@@ -49,6 +49,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """What happens on the way; never mixed into results. Lines are broken between words where a terminal ends."""
+        text = harmless(text)
         if self.live:
             width = max(shutil.get_terminal_size().columns - 1, 20)
             text = "\n".join(textwrap.fill(line, width, break_long_words=False) for line in text.split("\n"))
@@ -59,6 +60,15 @@ class Output:
     def live(self) -> bool:
         """Is somebody watching a terminal that can redraw a line?"""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def harmless(text: str) -> str:
+    """A notice without what a terminal obeys; it may quote files and libraries.
+
+    >>> harmless("a" + chr(27) + "[31m")
+    'a\\\\x1b[31m'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def printed(text: str, end: str) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from handgrad.cli.options import Json, output_of
+from handgrad.cli.waiting import waiting
 
 NOT_FLAGS = ("model", "preset", "fits", "search", "cache_dtype", "time", "calibrate", "cache_only", "json")
 
@@ -18,7 +19,8 @@ def plan(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="As in handgrad train, see below.", metavar="NAME")] = None,
     vocabulary: Annotated[
-        int | None, typer.Option(help="Number of tokens [50257 with gpt2-small, else 256]", metavar="N")
+        int | None,
+        typer.Option("--vocab-size", help="Number of tokens [50257 with gpt2-small, else 256]", metavar="N"),
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Blocks of the model [4]", metavar="N")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads of a block [4]", metavar="N")] = None,
@@ -28,6 +30,7 @@ def plan(
     ] = None,
     dropout: Annotated[float | None, typer.Option(help="Share dropped while training [0]", metavar="RATE")] = None,
     bias: Annotated[bool | None, typer.Option(help="Offsets in linear layers and norms [bias]")] = None,
+    activation: Annotated[str | None, typer.Option(help="Function inside the MLP [gelu_tanh]", metavar="NAME")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Windows of one micro-batch [12]", metavar="N")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches of one step [1]", metavar="N")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm, 0 is off [1.0]", metavar="NORM")] = None,
@@ -46,20 +49,25 @@ def plan(
     fits: Annotated[
         str | None, typer.Option(help="Search the largest step that a process of this size takes.", metavar="8GB")
     ] = None,
-    search: Annotated[str, typer.Option(help="With --fits: batch-size or context.", metavar="WHAT")] = "batch-size",
+    search: Annotated[
+        str | None, typer.Option(help="With --fits: batch-size or context [batch-size]", metavar="WHAT")
+    ] = None,
     time: Annotated[bool, typer.Option(help="Estimate the time; rates are measured once, in seconds.")] = True,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="Measure this machine's rates again.")] = False,
     json: Json = False,
 ) -> None:
     """Parameters, FLOPs, memory, cache and time of a training step, before anything is allocated.
 
-    The step's own code runs on tensors that have a shape and no memory. Square brackets give what holds otherwise.
+    The step's own code runs on tensors that have a shape and no memory. As in handgrad train, flags win over MODEL or
+    --preset. Square brackets give what holds otherwise.
 
-    Try: handgrad plan --preset gpt2-small --batch-size 2 --dtype bfloat16 --fits 8GB
+    Try: handgrad plan --preset gpt2-small --layers 6 --dtype bfloat16 --fits 8GB
     """
     typed = {name: value for name, value in context.params.items() if name not in NOT_FLAGS and value is not None}
     flags = {("context" if name == "context_length" else name): value for name, value in typed.items()}
-    from handgrad.cli.planning import Asked, show
+    output = output_of(context, json)
+    with waiting("loading torch", output.live):
+        from handgrad.cli.planning import Asked, show
 
     asked = Asked(model, preset, flags, cache_dtype, fits, search, time, calibrate, cache_only)
-    show(asked, output_of(context, json))
+    show(asked, output)

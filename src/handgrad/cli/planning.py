@@ -23,6 +23,7 @@ from handgrad.cli.settings import (
     preset_named,
     with_followers,
 )
+from handgrad.cli.waiting import waiting
 from handgrad.core.errors import ConfigError
 from handgrad.models.found import find
 from handgrad.models.load import config_of
@@ -48,7 +49,7 @@ class Asked:
     flags: Mapping[str, Any]
     cache_dtype: str | None
     fits: str | None
-    search: str
+    search: str | None
     time: bool
     calibrate: bool
     cache_only: bool
@@ -58,8 +59,13 @@ def show(asked: Asked, output: Output) -> None:
     """Plan, and print it. Raises ConfigError, FileError."""
     if asked.cache_only and (asked.fits is not None or asked.calibrate):
         raise ConfigError("--cache-only plans the cache and nothing else; leave out --fits and --calibrate")
-    if asked.search not in SEARCHES:
+    if asked.calibrate and not asked.time:
+        raise ConfigError("--no-time leaves out the estimate that --calibrate measures for; leave one of them out")
+    search = SEARCHES[0] if asked.search is None else asked.search
+    if search not in SEARCHES:
         raise ConfigError(f"--search is {asked.search!r}, and must be one of {', '.join(SEARCHES)}")
+    if asked.search is not None and asked.fits is None:
+        raise ConfigError("--search is for --fits, which is not there; give a size such as --fits 8GB, or leave it out")
     shape, config = resolved(asked)
     if config.compile:
         output.note("this run compiles its blocks; it is planned as if it did not, and may hold a little less")
@@ -75,11 +81,15 @@ def show(asked: Asked, output: Output) -> None:
     base, found = resident_bytes(), None
     if asked.fits is not None:
         limit = bytes_of(asked.fits)
-        output.note(f"searching the largest --{asked.search} within {in_units(limit)} …")
-        found = fits(shape, config, limit, asked.search, base)
+        if (given := asked.flags.get(search.replace("-", "_"))) is not None:
+            output.note(f"--{search} is what --fits searches: the {given} given does not count")
+        output.note(f"searching the largest --{search} within {in_units(limit)} …")
+        with waiting(f"trying one --{search} after another", output.live):
+            found = fits(shape, config, limit, search, base)
         shape, config = changed(shape, config, found.search, found.value)
     try:
-        planned = plan(shape, config, cache_dtype)
+        with waiting("counting a step", output.live):
+            planned = plan(shape, config, cache_dtype)
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
@@ -87,10 +97,11 @@ def show(asked: Asked, output: Output) -> None:
             "this plan has more bytes than can be counted; use a smaller --batch-size, --context or --width"
         ) from None
     step_s = None
-    if asked.time or asked.calibrate:
+    if asked.time:
         if asked.calibrate:
             output.note("measuring this machine's rates …")
-        step_s = calibration(asked.calibrate).step_s(planned.trace)
+        with waiting("measuring this machine's rates", output.live):
+            step_s = calibration(asked.calibrate).step_s(planned.trace)
     output.record(record(planned, config, base, step_s, found))
     output.text(text(planned, config, base, step_s, found))
 
@@ -163,7 +174,7 @@ def text(p: Plan, config: TrainConfig, base: int, step_s: float | None, found: F
         ("", "", ""),
         ("parameters", in_units(p.parameter_bytes), ""),
         ("their shadow", in_units(p.shadow_bytes), "in bfloat16, for passes") if p.shadow_bytes else None,
-        ("gradient", in_units(p.gradient_bytes), "" if p.gradient_bytes else "never whole: the update is inside"),
+        ("gradient", in_units(p.gradient_bytes), "" if p.gradient_bytes else "never whole: it comes piece by piece"),
         ("moments of AdamW", in_units(p.moment_bytes), ""),
         ("saved for backward", in_units(p.saved_bytes), f"{config.batch_size} x {p.cache.tokens} tokens, exact"),
         ("the rest at the peak", in_units(p.rest_bytes), "errors and results on their way"),

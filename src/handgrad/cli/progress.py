@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from handgrad.cli.output import NoOutput, Output, duration
 
@@ -19,6 +19,7 @@ LINE_EVERY_S = 10.0
 SHOWN_AFTER_S = 2.0
 WEIGHT = 0.1  # of a new step in the shown rate
 STEPS_BEFORE_TIME_LEFT = 5
+COMPILING = "compiling the blocks (first step)"
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Shown:
     steps: int = 0
     first: int = 0
     rate: float = 0.0
+    compiling: bool = False
     left: TimeLeft | None = None
     val_loss_nats: float | None = None
     last_line: float = -inf
@@ -41,25 +43,31 @@ class Shown:
     task: TaskID = field(default=TaskID(0))
 
     def started(self, info: Mapping[str, Any]) -> None:
-        self.steps, self.first = info["steps"], info["step"]
+        self.steps, self.first, self.compiling = info["steps"], info["step"], bool(info.get("compile"))
         self.left = TimeLeft(
             self.steps,
             info["validate_every"] if info["n_validation_tokens"] else 0,
             info["tokens_per_step"],
             info["n_validation_tokens"],
             monotonic(),
+            self.compiling,
         )
         for line in introduction(info):
             self.output.note(line)
+        if self.compiling and not self.output.live:
+            self.output.note(f"{COMPILING}: this takes up to a minute, once")
         if self.output.live:
             self.bar = Progress(
+                SpinnerColumn("line"),
                 TextColumn("step {task.completed:,}/{task.total:,}"),
                 BarColumn(bar_width=24),
                 TextColumn("{task.fields[state]}"),
                 console=Console(stderr=True, highlight=False),
                 refresh_per_second=4,
             )
-            self.task = self.bar.add_task("", total=self.steps, completed=self.first, state="")
+            self.task = self.bar.add_task(
+                "", total=self.steps, completed=self.first, state=COMPILING if self.compiling else ""
+            )
             self.bar.start()
 
     def stepped(self, record: Mapping[str, Any]) -> None:
@@ -75,7 +83,10 @@ class Shown:
             self.line(f"step {record['step']:,}/{self.steps:,}  {self.state(record)}", due=True)
             return
         speed = record["tokens_per_s"]
-        self.rate = speed if not self.rate else (1 - WEIGHT) * self.rate + WEIGHT * speed
+        if self.compiling:  # of a step that compiles, the time says nothing about the next
+            self.compiling = False
+        else:
+            self.rate = speed if not self.rate else (1 - WEIGHT) * self.rate + WEIGHT * speed
         if self.bar is not None:
             self.bar.update(self.task, completed=record["step"], state=self.state(record))
         due = record.get("val_loss_nats") is not None or monotonic() - self.last_line > LINE_EVERY_S
@@ -116,6 +127,7 @@ class TimeLeft:
     """The rest of a run in seconds: its steps at the mean time of a step, its validations at their own mean time.
 
     `validate_every` is 0 where validation is off; `now_s` is the time of the record before, from any fixed moment.
+    What comes while `compiling`, the first step and the validation before it, does not count.
     """
 
     steps: int
@@ -123,6 +135,7 @@ class TimeLeft:
     tokens_per_step: int
     n_validation_tokens: int
     now_s: float
+    compiling: bool = False
     steps_s: float = 0.0
     n_steps: int = 0
     validations_s: float = 0.0
@@ -130,6 +143,9 @@ class TimeLeft:
 
     def took(self, record: Mapping[str, Any], now_s: float) -> None:
         """Count one record that came at `now_s`."""
+        if self.compiling:
+            self.compiling, self.now_s = "loss_nats" not in record, now_s
+            return
         step_s = 0.0
         if record.get("tokens_per_s"):
             step_s = self.tokens_per_step / record["tokens_per_s"]

@@ -13,13 +13,15 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from handgrad.check.equation import Equation
-from handgrad.check.explain import Explained, explain, folded
+from handgrad.check.explain import explain, table
 from handgrad.check.mistakes import MISTAKES
 from handgrad.check.registry import DOCS, EQUATIONS, equation, missing, status
 from handgrad.check.tables import Planted, as_csv, plant, write
 from handgrad.cli.output import Output
+from handgrad.cli.waiting import waiting
 from handgrad.models.found import find
 from handgrad.models.load import load
+from handgrad.models.model import Model
 from handgrad.models.store import read_state
 from handgrad.train.config import flag
 
@@ -80,17 +82,21 @@ def show_mistakes(out: Path | None, output: Output) -> int:
 
 
 def show_model(name: str, output: Output) -> None:
-    """Layers, equations and gradients of the model of that name. Raises FileError."""
-    found = explain(load(name))
+    """Layers, equations and gradients of the model of that name, and what its training was set to. FileError."""
+    with waiting(f"loading {name}", output.live):
+        settings, model = trained_with(name), load(name)
+    found = explain(model, str(settings.get("implementation", "")))
     for layer in found.layers:
         output.record(asdict(layer))
     for gradient in found.gradients:
         output.record(asdict(gradient))
     output.record({"total": found.total})
-    output.text(explained(found))
-    if settings := trained_with(name):
-        output.record({"trained_with": settings})
-        output.text("trained with " + ", ".join(f"{flag(field)} {value}" for field, value in settings.items()))
+    output.text(str(found))
+    if settings:
+        now = run_now(model)
+        output.record({"trained_with": settings, "now": now})
+        rows = [(flag(name), word(value), word(now[name])) for name, value in settings.items()]
+        output.text("\n" + table(("setting", "in training", "in a pass now"), rows))
 
 
 def trained_with(name: str) -> dict[str, object]:
@@ -103,38 +109,15 @@ def trained_with(name: str) -> dict[str, object]:
     return {field: train[field] for field in SETTINGS if field in train}
 
 
-def explained(found: Explained) -> str:
-    """Both tables as text, blocks that are alike once."""
-    layers = [
-        (f"{n} x" if n > 1 else "", r.path, r.layer, r.rule, r.implementation, r.why, ", ".join(r.equations))
-        for r, n in folded(found.layers, "path")
-    ]
-    gradients = [
-        (f"{n} x" if n > 1 else "", r.name, " x ".join(map(str, r.shape)), r.formula, f"{r.count:,}" if r.count else "")
-        for r, n in folded(found.gradients, "name")
-    ]
-    return "\n".join(
-        [
-            table(("", "layer", "kind", "rule", "form", "why", "equations"), layers),
-            "",
-            table(("", "gradient of", "shape", "formula", "count of each"), gradients),
-            "",
-            f"{found.total:,} parameters; a tied one is counted once. Δ_x is the error of the signal x",
-        ]
-    )
+def run_now(model: Model) -> dict[str, object]:
+    """The same settings, as a pass has them that nobody asked anything of: it trains nothing."""
+    dtype = str(model.params.flat.dtype).removeprefix("torch.")
+    how = {"dtype": dtype, "implementation": model.run.implementation, "recompute": "nothing"}
+    return how | {"update": "none", "compile": False}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as what stands in them.
-
-    >>> print(table(("a", "b"), [("1", "long"), ("23", "x")]))
-    a   b
-    1   long
-    23  x
-    """
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in (heads, *rows)]
-    return "\n".join(line.rstrip() for line in lines)
+def word(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def followed(items: Sequence[Any], done: str, output: Output) -> Iterator[Any]:

@@ -18,12 +18,14 @@ from handgrad.cli.output import NoOutput, Output, duration
 from handgrad.cli.progress import Shown, preparing
 from handgrad.cli.reporting import write_run_report
 from handgrad.cli.settings import Settings, check_name
+from handgrad.cli.waiting import waiting
 from handgrad.core.errors import ConfigError, FileError, HandgradError
 from handgrad.data.corpus import Corpus
 from handgrad.data.tokens import prepare
 from handgrad.train import loop
 from handgrad.train.config import read_toml
 from handgrad.train.lock import held
+from handgrad.train.start import not_a_model
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "checkpoints")
 LONGEST_NAME = 255  # bytes
@@ -76,6 +78,7 @@ def refuse_taken(out: Path) -> None:
                 f"{out} already holds a run ({name} is there), and it is left as it is. "
                 f"Go on with it (handgrad train --out {quoted(out)} --resume), or choose another folder"
             )
+    not_a_model(out)
 
 
 def fresh(out: Path, settings: Settings, output: Output) -> Ended:
@@ -91,6 +94,9 @@ def fresh(out: Path, settings: Settings, output: Output) -> Ended:
                 progress=progress,
                 accept=settings.check_tokens,
             )
+        n, asked = corpus.tokenizer.vocab_size, getattr(corpus.tokenizer, "asked", 0)
+        if n < asked:
+            output.note(f"bpe:{asked} became {n:,} tokens: in this text no more pairs of tokens come at least twice")
         return trained(out, settings, corpus, output)
 
 
@@ -222,7 +228,8 @@ def resume_command(out: Path) -> str:
 def reported(out: Path, output: Output) -> Path | None:
     """The report of a run that is done and saved: what keeps the page from being written is only said."""
     try:
-        return write_run_report(out)
+        with waiting("writing the report", output.live):
+            return write_run_report(out)
     except HandgradError as error:
         output.note(f"there is no report: {error}")
         return None

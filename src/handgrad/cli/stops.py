@@ -9,6 +9,9 @@ from dataclasses import dataclass
 class UntilStop:
     """Text in pieces, up to the first occurrence of any of `stops`, which is not shown.
 
+    The first is the one that begins first; a stop that is there already waits for a longer one that began before it.
+    So what is shown does not depend on where the pieces were cut.
+
     >>> until = UntilStop(("END",))
     >>> [until.push(piece) for piece in ("one E", "NO two EN", "D three")], until.found
     (['one ', 'ENO two ', ''], True)
@@ -23,17 +26,26 @@ class UntilStop:
         if self.found:
             return ""
         self.held += text
-        places = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
-        if places:
-            self.found = True
-            shown, self.held = self.held[: min(places)], ""
-            return shown
-        keep = max((beginning(self.held, stop) for stop in self.stops), default=0)
-        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        first, keep = self.first(), max((beginning(self.held, stop) for stop in self.stops), default=0)
+        certain = len(self.held) - keep
+        if 0 <= first <= certain:
+            return self.end(first)
+        shown, self.held = self.held[:certain], self.held[certain:]
+        return shown
+
+    def first(self) -> int:
+        """Where the first stop of the held text begins; -1 where there is none."""
+        return min((at for stop in self.stops if (at := self.held.find(stop)) >= 0), default=-1)
+
+    def end(self, at: int) -> str:
+        self.found = True
+        shown, self.held = self.held[:at], ""
         return shown
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop."""
+        """What was held back, once no more comes: up to a stop that waited, or all of it."""
+        if (first := self.first()) >= 0:
+            return self.end(first)
         shown, self.held = self.held, ""
         return shown
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from handgrad.cli.options import Json, output_of
+from handgrad.cli.waiting import waiting
 
 NOT_FLAGS = ("data", "out", "preset", "config", "resume", "json", "compile")
 
@@ -86,9 +87,10 @@ def train(
     output = output_of(context, json)
     typed = {name: value for name, value in context.params.items() if name not in NOT_FLAGS and value is not None}
     flags = {("context" if name == "context_length" else name): value for name, value in typed.items()}
-    from handgrad.cli.running import conclude, fresh, refuse_taken, resumed, run_folder
-    from handgrad.cli.settings import resolve
-    from handgrad.core.errors import ConfigError
+    with waiting("loading torch", output.live):
+        from handgrad.cli.running import conclude, fresh, refuse_taken, resumed, run_folder
+        from handgrad.cli.settings import resolve
+        from handgrad.core.errors import ConfigError
 
     if compile:
         flags["compile"] = True

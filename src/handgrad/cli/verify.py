@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from handgrad.cli.options import Json, output_of
+from handgrad.cli.options import Json, Unknown, output_of
 
 
 def verify(
@@ -24,6 +24,7 @@ def verify(
         bool, typer.Option("--transformers/--no-transformers", help="Compare with transformers, where installed.")
     ] = True,
     every: Annotated[bool, typer.Option("--all", help="Show every signal, not the worst of each comparison.")] = False,
+    unknown: Unknown = "abort",
     json: Json = False,
 ) -> None:
     """Is every gradient right? Signal by signal, against autograd, other formulas and other software.
@@ -36,6 +37,6 @@ def verify(
     """
     from handgrad.cli.verifying import Request, show
 
-    request = Request(text, tuple(dtype or ()), draws, peer, every)
+    request = Request(text, tuple(dtype or ()), draws, peer, every, unknown)
     if status := show(request, model, output_of(context, json)):
         raise typer.Exit(status)

@@ -19,7 +19,10 @@ from handgrad.check.verify_rows import Row, Verified
 from handgrad.cli.options import problems
 from handgrad.cli.output import Output
 from handgrad.cli.proving import table
-from handgrad.core.errors import ConfigError
+from handgrad.cli.waiting import waiting
+from handgrad.cli.writing import with_flags
+from handgrad.core.errors import ConfigError, DataError, HandgradError
+from handgrad.data.checks import check_choice
 from handgrad.models.load import load
 from handgrad.models.model import Model
 
@@ -37,6 +40,7 @@ class Request:
     draws: int = 8
     peer: bool = True
     every: bool = False
+    unknown: str = "abort"
 
     def __post_init__(self) -> None:
         wrong = [
@@ -46,14 +50,19 @@ class Request:
             wrong.append(f"--draws is {self.draws}, and must be at least 1")
         if self.text == "":
             wrong.append("--text is empty; leave it out to use ids that are drawn")
+        try:
+            check_choice(self.unknown)
+        except HandgradError as error:
+            wrong.append(f"--unknown: {error}")
         if wrong:
             raise ConfigError(problems(wrong))
 
 
 def show(request: Request, name: str, output: Output) -> int:
     """Verify the model of that name and print the tables; 1 when a signal is wrong. Raises HandgradError."""
-    model = load(name)
-    tokens, what = tokens_of(model, request.text, output)
+    with waiting(f"loading {name}", output.live):
+        model = load(name)
+    tokens, what = tokens_of(model, request.text, output, request.unknown)
     if (needed := bytes_needed(model, tokens)) > (free := free_bytes()):
         raise ConfigError(
             f"verifying {tokens.numel()} tokens of this model needs about {needed / 1e9:.1f} GB, for every signal in "
@@ -84,7 +93,7 @@ def run(model: Model, tokens: Tensor, request: Request, output: Output) -> Verif
         return verify(model, tokens, wanted, request.peer, request.draws, status.update)
 
 
-def tokens_of(model: Model, text: str | None, output: Output) -> tuple[Tensor, str]:
+def tokens_of(model: Model, text: str | None, output: Output, unknown: str = "abort") -> tuple[Tensor, str]:
     """Ids ~ (B, T), and in words what they are. A text that is too long is cut, and that is said."""
     if text is None:
         length = min(LENGTH, model.config.context)
@@ -92,7 +101,10 @@ def tokens_of(model: Model, text: str | None, output: Output) -> tuple[Tensor, s
         return ids, f"{ROWS} rows of {length} ids drawn with seed 0"
     if model.tokenizer is None:
         raise ConfigError("this model comes without a tokenizer, so it cannot read --text; leave it out to draw ids")
-    found = [int(i) for i in model.tokenizer.encode(text)]
+    try:
+        found = [int(i) for i in model.tokenizer.encode(text, unknown)]
+    except DataError as error:
+        raise DataError(f"--text: {with_flags(str(error))}") from None
     if len(found) < 2:
         raise ConfigError(f"--text has {len(found)} token{'s' * (len(found) != 1)}, and at least 2 are needed")
     most = min(MOST_TOKENS, model.config.context)

@@ -14,19 +14,24 @@ import torch
 from handgrad.cli.options import problems
 from handgrad.cli.output import Output
 from handgrad.cli.stops import UntilStop
+from handgrad.cli.waiting import waiting
+from handgrad.core.compiler import no_compiler
 from handgrad.core.errors import ConfigError, HandgradError
 from handgrad.data.checks import CHOICES, check_choice
 from handgrad.data.control import control_of
 from handgrad.data.sources import read_text
 from handgrad.data.tokenizers import StreamDecoder
 from handgrad.generate.compare import check_cache
-from handgrad.generate.compiled import no_compiler
 from handgrad.generate.generate import first_id, generate
 from handgrad.generate.sample import Sampling
 from handgrad.models.load import load
 from handgrad.models.model import Model
 
 DTYPES = {"auto": None, "float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+WORDLESS = (
+    "this model comes without a tokenizer, so it cannot read or write text; put its tokenizer.json (of llama2.c: its "
+    "tokenizer.bin) beside it, or let the numbers of tokens be its text: handgrad import MODEL --out FOLDER"
+)
 FLAGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_new_tokens", "batch_size")
 
 
@@ -59,8 +64,9 @@ class Request:
         elif self.batch_size > 1 and self.compiled:
             wrong.append("--compile and --batch-size were both given; compiled passes write one text at a time")
         for name in ("max_new_tokens", "seed"):
-            if not 0 <= getattr(self, name) < 1 << 63:
-                wrong.append(f"{name} is {getattr(self, name)}, and must be a whole number of at least 0")
+            if not 0 <= (value := getattr(self, name)) < 1 << 63:
+                bound = "of at least 0" if value < 0 else f"of at most {(1 << 63) - 1}"
+                wrong.append(f"{name} is {value}, and must be a whole number {bound}")
         for where, check in (("", lambda: self.sampling), ("--unknown: ", lambda: check_choice(self.unknown))):
             try:
                 check()
@@ -117,11 +123,12 @@ def as_flags(text: str) -> str:
 def write(request: Request, path: str, output: Output) -> int:
     """Write on from every prompt in turn; the exit status is 1 where the cache was found to be wrong."""
     texts = request.texts()
-    model = load(path)
-    if (dtype := DTYPES[request.dtype]) is not None:
-        model = model.shadowed(dtype)
+    with waiting(f"loading {path}", output.live):
+        model = load(path)
+        if (dtype := DTYPES[request.dtype]) is not None:
+            model = model.shadowed(dtype)
     if request.compiled and (reason := no_compiler()):
-        output.note(f"--compile: {reason}; going on without it")
+        output.note(f"{reason}; going on without it")
         request = replace(request, compiled=False)
     encoded = [encode(model, text, request, i if request.prompts else None) for i, text in enumerate(texts, start=1)]
     right = True
@@ -153,7 +160,7 @@ def write(request: Request, path: str, output: Output) -> int:
 
 def encode(model: Model, text: str, request: Request, line: int | None) -> list[int]:
     if model.tokenizer is None:
-        raise ConfigError("this model comes without a tokenizer, so it cannot read or write text")
+        raise ConfigError(WORDLESS)
     try:
         ids = model.tokenizer.encode(text, unknown=request.unknown)
         return [*control_of(model.tokenizer).begin, *(int(i) for i in ids)]

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from handgrad.core.errors import ConfigError
-from handgrad.data.library import Library, byte_alphabet, byte_level, library
+from handgrad.data.engine import library, refused
+from handgrad.data.library import Library, byte_alphabet, byte_level
 from handgrad.data.streaming import safe_pieces
 
 LEAST, MOST = 256, 1 << 20
@@ -45,7 +46,8 @@ def train_bpe(texts: Iterable[str], size: int) -> Library:
     )
     made = module.Tokenizer(module.models.BPE())
     made.pre_tokenizer = module.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.train_from_iterator(small(safe_pieces(texts)), trainer)
+    with refused():
+        made.train_from_iterator(small(safe_pieces(texts)), trainer)
     model = Library.parsed(made.to_str())["model"]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     return Library(byte_level(model["vocab"], merges, {}), asked=size)

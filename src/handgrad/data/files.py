@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any, BinaryIO
 
 from handgrad.core.errors import FileError, HandgradError
 
+LFS = b"version https://git-lfs"
 _PARTIAL = ".partial"
+_LFS_SIZE = re.compile(rb"^size (\d{1,20})$", re.MULTILINE)
 
 
 @contextmanager
@@ -96,15 +100,38 @@ def regular_file(source: str | Path, what: str) -> Path:
     return path
 
 
+def require_regular(path: Path) -> int:
+    """The bytes of a regular file, which may be 0. Raises FileError, also for a pipe, on which opening would wait."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}.") from None
+    if stat.S_ISDIR(found.st_mode):
+        raise FileError(f"cannot read {path}: it is a folder, and a file was expected.")
+    if not stat.S_ISREG(found.st_mode):
+        raise FileError(f"cannot read {path}: it is a pipe or a device, and only regular files are read.")
+    return found.st_size
+
+
+def require_fetched(path: Path, start: bytes) -> None:
+    """Raises FileError where a file begins as a Git LFS pointer, which stands for a file that was not fetched."""
+    if start.startswith(LFS):
+        size = _LFS_SIZE.search(start[:512])
+        of = f" of {size[1].decode()} bytes" if size else ""
+        raise FileError(f"{path} is a Git LFS pointer, not the file{of} that it stands for; git lfs pull fetches it")
+
+
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a file of at most `max_bytes`, without room for more than there are. Raises FileError."""
+    """The bytes of a regular file of at most `max_bytes`, without room for more than there are. Raises FileError."""
+    size = require_regular(path)
     try:
         with open(path, "rb") as file:
-            data = file.read(min(max_bytes, os.fstat(file.fileno()).st_size) + 1)
+            data = file.read(min(max_bytes, size) + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}.") from None
     if len(data) > max_bytes:
         raise FileError(f"{path} has more than {max_bytes} bytes, too many for such a file; it is not read.")
+    require_fetched(path, data)
     return data
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from handgrad.core.errors import DataError, FileError
 from handgrad.data.checks import shown
 from handgrad.data.control import Control
+from handgrad.data.engine import call
 from handgrad.data.files import read_bytes, read_json, regular_file
 from handgrad.data.library import BYTE, MAX_TOKENS, Library, byte_level
 from handgrad.data.sentencepiece_style import BYTES, CONTROL, NORMAL, UNKNOWN, SentencePiece
@@ -94,10 +95,9 @@ def from_folder(folder: str | Path) -> Library | Any | None:
     template = template_of(settings)
     if (folder / "chat_template.jinja").exists():
         template = read_bytes(folder / "chat_template.jinja", 1 << 20).decode("utf-8", "replace")
-    begin = begins(found, settings)
     end = tuple(dict.fromkeys(i for i in ends if 0 <= i < found.vocab_size))
     try:
-        return replace(found, control=Control(begin, end, template))
+        return replace(found, control=Control(begins(found, settings), end, template))
     except DataError as error:
         raise FileError(f"{folder}: {error}") from None
 
@@ -105,8 +105,8 @@ def from_folder(folder: str | Path) -> Library | Any | None:
 def begins(tokenizer: Library, settings: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that the library's own post-processor puts before a text; else the start token, where it is asked for."""
     made = tokenizer.made(True, False)
-    bare = made.encode("a", add_special_tokens=False).ids
-    whole = made.encode("a", add_special_tokens=True).ids
+    bare = call(made.encode, "a", add_special_tokens=False).ids
+    whole = call(made.encode, "a", add_special_tokens=True).ids
     if len(whole) > len(bare):
         at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
         return tuple(whole[:at])
@@ -129,8 +129,8 @@ def template_of(settings: Mapping[str, Any]) -> str:
     """The chat template: one text, or the one named "default" of several."""
     value = settings.get("chat_template")
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
+        named = [entry.get("template") for entry in value if isinstance(entry, dict) and entry.get("name") == "default"]
+        value = named[-1] if named else ""
     return value if isinstance(value, str) else ""
 
 

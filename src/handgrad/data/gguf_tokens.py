@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from handgrad.core.errors import DataError
 from handgrad.data.checks import shown
 from handgrad.data.control import Control
@@ -65,14 +67,14 @@ def of_scores(fields: Mapping[str, Any], tokens: list[str], types: list[int]) ->
         if fields.get(f"tokenizer.ggml.{name}"):
             raise DataError(f"tokenizer.ggml.{name} is set, which changes a text first; that is not known.")
     scores = [float(score) for score in listed(fields, "scores", (int, float))]
-    prefix = fields.get("tokenizer.ggml.add_space_prefix", True) is not False
+    prefix = asks(fields, "add_space_prefix", True)
     pieces = tuple(token.replace("\u2581", " ") for token in tokens)
     return SentencePiece(pieces, tuple(scores), tuple(types), prefix, control(fields, tokens, types, True))
 
 
 def of_merges(fields: Mapping[str, Any], tokens: list[str], types: list[int]) -> Library:
     pre = fields.get("tokenizer.ggml.pre", "gpt-2")
-    if pre not in SPLITS:
+    if not isinstance(pre, str) or pre not in SPLITS:
         raise DataError(f"tokenizer.ggml.pre is {shown(pre)}; known: {', '.join(SPLITS)}.")
     split, normalizer, whole_first = SPLITS[pre]
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -84,15 +86,28 @@ def of_merges(fields: Mapping[str, Any], tokens: list[str], types: list[int]) ->
 
 
 def control(fields: Mapping[str, Any], tokens: list[str], types: list[int], begins: bool) -> Control:
-    start = fields.get("tokenizer.ggml.bos_token_id", 1 if begins else None)
-    asked = fields.get("tokenizer.ggml.add_bos_token", begins)
-    ends = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    if ends[0] is None and begins:
-        ends[0] = 2
+    start = token_id(fields, "bos", 1 if begins else None)
+    asked = asks(fields, "add_bos_token", begins)
+    ends = [token_id(fields, "eos", 2 if begins else None), token_id(fields, "eot"), token_id(fields, "eom")]
     ends += [i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == CONTROL and token in ENDS]
-    end = tuple(dict.fromkeys(int(i) for i in ends if i is not None))
+    end = tuple(dict.fromkeys(i for i in ends if i is not None))
     template = fields.get("tokenizer.chat_template", "")
-    return Control((int(start),) if asked and start is not None else (), end, template)
+    return Control((start,) if asked and start is not None else (), end, template)
+
+
+def token_id(fields: Mapping[str, Any], name: str, default: int | None = None) -> int | None:
+    value = fields.get(f"tokenizer.ggml.{name}_token_id")
+    value = default if value is None else value
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+        raise DataError(f"tokenizer.ggml.{name}_token_id is {shown(value)}; it has to be a whole number, a token's id.")
+    return None if value is None else int(value)
+
+
+def asks(fields: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = fields.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool | np.bool_):
+        raise DataError(f"tokenizer.ggml.{name} is {shown(value)}; it has to be true or false.")
+    return bool(value)
 
 
 def listed(fields: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> list[Any]:

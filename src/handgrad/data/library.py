@@ -17,26 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from handgrad.core.errors import ConfigError, DataError
+from handgrad.core.errors import DataError
 from handgrad.data.checks import IdArray, OnUnknown, in_range, shown, unknown_characters, writable
 from handgrad.data.control import NONE, Control
+from handgrad.data.engine import call, growth, library, out_of_reach, special, stand_ins, steps, unprefixed
 
 MAX_TOKENS = 1 << 22
 SPACE = "\u2581"  # stands for a space in pieces
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-EXTRA = (
-    "this tokenizer needs the library 'tokenizers', which is not installed: pip install 'handgrad[tokenizers]', "
-    "or use bytes or chars"
-)
-
-
-def library() -> Any:
-    """The module `tokenizers`. Raises ConfigError where it is not installed."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise ConfigError(EXTRA) from None
-    return tokenizers
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -48,6 +36,16 @@ def byte_alphabet() -> dict[str, int]:
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in own]
     return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def byte_piece(text: str) -> str:
+    """`text` in the letters of the alphabet.
+
+    >>> byte_piece("é ")
+    'Ã©Ġ'
+    """
+    letters = {byte: c for c, byte in byte_alphabet().items()}
+    return "".join(letters[byte] for byte in text.encode())
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,11 @@ class Library:
         self.style  # noqa: B018  (unknown decoders are refused at once)
         if type(self.asked) is not int or self.asked < 0:
             raise DataError(f"asked is {shown(self.asked)}; it has to be a whole number of at least 0.")
+        self.growth  # noqa: B018  (so are steps that make a text much longer)
         self.made(False, False)
+        if self.data["model"].get("type") in ("WordLevel", "WordPiece") and self.unk is None:
+            name = shown(self.data["model"].get("unk_token"))
+            raise DataError(f"its unknown token {name} is not in its vocabulary, so most texts could not be encoded.")
         if self.vocab_size > MAX_TOKENS:
             raise DataError(f"it has a token of id {self.vocab_size - 1}; ids up to {MAX_TOKENS - 1} are read.")
         self.control.checked(self.vocab_size)
@@ -103,7 +105,7 @@ class Library:
     @cached_property
     def style(self) -> str:
         """ "bytes" (byte-level pieces) or "spaces" (▁ for a space), from the decoder. DataError for other decoders."""
-        kinds = [part.get("type") for part in steps(self.data.get("decoder"))]
+        kinds = [kind if isinstance(kind := part.get("type"), str) else shown(kind) for part in self._decoder]
         if kinds == ["ByteLevel"]:
             return "bytes"
         if kinds == ["Metaspace"] or (
@@ -115,45 +117,58 @@ class Library:
             "Replace, ByteFallback, Fuse and Strip) are known."
         )
 
+    @property
+    def _decoder(self) -> list[dict[str, Any]]:
+        return steps(self.data.get("decoder"))
+
+    @cached_property
+    def growth(self) -> float:
+        """How many times longer the normalizer may make a text. DataError beyond a bound."""
+        return growth(self.data.get("normalizer"))
+
     @cached_property
     def prefix(self) -> bool:
         """Does a text get a space in front, which decoding takes away?"""
         return any(
             (part["type"] == "Strip" and part.get("start", 0) > 0)
             or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
-            for part in steps(self.data.get("decoder"))
+            for part in self._decoder
         )
 
     @cached_property
     def _made(self) -> dict[tuple[bool, bool], Any]:
         return {}
 
+    @cached_property
+    def _reading(self) -> dict[str, Any]:
+        """The data for text: no name of a control token can be found in it."""
+        return out_of_reach(self.data, self._special)
+
     def made(self, control: bool, more: bool) -> Any:
         """The library's own object; `more` without a space in front of the text."""
-        key = (control, more and self.prefix)
-        if key not in self._made:
-            data = {**self.data, "truncation": None, "padding": None}
-            data["model"] = {**data["model"], "dropout": None} if "dropout" in data["model"] else data["model"]
-            if key[1]:
-                data["normalizer"], data["pre_tokenizer"] = (
-                    unprefixed(data.get(name)) for name in ("normalizer", "pre_tokenizer")
-                )
-            module = library()
-            try:
-                made = module.Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
-            except (KeyboardInterrupt, SystemExit, MemoryError):
-                raise
-            except BaseException as error:  # a panic of the library derives from BaseException
-                raise DataError(f"the tokenizers library refuses it: {str(error)[:200]}.") from None
+        if (control, more) not in self._made:
+            source = self.data if control else self._reading
+            data = {**source, "truncation": None, "padding": None}
+            if "dropout" in data["model"]:
+                data["model"] = {**data["model"], "dropout": None}
+            if more:
+                data |= {name: unprefixed(data.get(name)) for name in ("normalizer", "pre_tokenizer")}
+                if all(data[name] == source.get(name) for name in ("normalizer", "pre_tokenizer")):
+                    self._made[control, more] = self.made(control, False)
+                    return self._made[control, more]
+            if not control:
+                data["post_processor"] = None
+            made = call(library().Tokenizer.from_str, call(json.dumps, data, ensure_ascii=False))
             made.encode_special_tokens = not control
-            self._made[key] = made
-        return self._made[key]
+            self._made[control, more] = made
+        return self._made[control, more]
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
         """Piece -> id, with control tokens."""
-        found: dict[str, int] = self.made(False, False).get_vocab(with_added_tokens=True)
-        return found
+        found = call(self.made(False, False).get_vocab, with_added_tokens=True)
+        names = {new: name for name, new in stand_ins(self._special).items()}
+        return {names.get(piece, piece): i for piece, i in found.items()}
 
     @cached_property
     def vocab_size(self) -> int:
@@ -161,10 +176,14 @@ class Library:
         return max(self.vocabulary.values(), default=-1) + 1
 
     @cached_property
+    def _special(self) -> list[str]:
+        added = self.data.get("added_tokens")
+        return [name for token in (added if isinstance(added, list) else []) if (name := special(token))]
+
+    @cached_property
     def names(self) -> Mapping[str, int]:
         """Text form -> id of the control tokens."""
-        added = [token for token in self.data.get("added_tokens") or [] if isinstance(token, dict)]
-        return {token["content"]: token["id"] for token in added if token.get("special")}
+        return {name: self.vocabulary[name] for name in self._special if name in self.vocabulary}
 
     @cached_property
     def unk(self) -> int | None:
@@ -178,10 +197,12 @@ class Library:
     def covers(self) -> bool:
         """Does every byte have a piece?"""
         if self.style == "bytes":
-            return all(character in self.vocabulary for character in byte_alphabet())
-        return bool(self.data["model"].get("byte_fallback")) and all(
-            f"<0x{b:02X}>" in self.vocabulary for b in range(256)
-        )
+            return all(self.readable(character) for character in byte_alphabet())
+        return bool(self.data["model"].get("byte_fallback")) and all(self.readable(f"<0x{b:02X}>") for b in range(256))
+
+    def readable(self, piece: str) -> bool:
+        """Can a text become this piece? Not where it is a control token."""
+        return piece in self.vocabulary and piece not in self.names
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -203,32 +224,99 @@ class Library:
     def piece(self, i: int) -> bytes:
         return self.pieces[i]
 
-    def encode(self, text: str, unknown: OnUnknown = "abort", *, control: bool = False, more: bool = False) -> IdArray:
-        """The ids of `text`, int64.
+    def encode(
+        self,
+        text: str,
+        unknown: OnUnknown = "abort",
+        *,
+        control: bool = False,
+        more: bool | str = False,
+        mark: str = "",
+    ) -> IdArray:
+        """The ids of `text`, int64. Without `control` none of them is a control token's.
 
-        `control`: names of control tokens in the text become these tokens. `more`: the text goes on from another one,
-        and gets no space in front. DataError for characters without an id; "skip" leaves them out, "replace" puts the
-        tokenizer's unknown token.
+        `control`: names of control tokens in the text become these tokens, except where the character `mark`, which is
+        left out, breaks them. `more`: the text goes on from another one, and gets no space in front; where that is
+        given, by its last characters, the ids are those of the whole. DataError for characters without an id; "skip"
+        leaves them out, "replace" puts the tokenizer's unknown token.
         """
         text = writable(text, unknown)
+        if control:
+            return self._with_control(text, unknown, mark)
         if self.unk is None and not self.covers:
             text = self.covered(text, unknown)
-        found = self.made(control, more).encode(text, add_special_tokens=False)
-        ids = np.array(found.ids, np.int64).reshape(-1)
-        if self.unk is None or not (bad := ids == self.unk).any() or unknown == "replace":
+        found, first, before = self._read(text, more)
+        read: list[int] = found.ids[first:] if first else found.ids
+        ids = np.array(read, np.int64).reshape(-1)
+        if self._no_text.isdisjoint(read):
             return ids
+        bad = np.isin(ids, list(self._no_text))
         if unknown == "skip":
             return ids[~bad]
+        if unknown == "replace" and self.unk is not None:
+            return np.where(bad, self.unk, ids)
         missing: dict[str, int] = {}
         for i in np.flatnonzero(bad).tolist():
-            start, end = found.offsets[i]
+            start, end = (max(x - before, 0) for x in found.offsets[first + i])
             missing.setdefault(text[start : max(end, start + 1)][:1], start)
         raise unknown_characters(missing, "not in the tokenizer's vocabulary")
 
+    @cached_property
+    def _no_text(self) -> set[int]:
+        """Ids that no text stands for: control tokens and the unknown one."""
+        return {*self.names.values(), *([] if self.unk is None else [self.unk])}
+
+    def _read(self, text: str, more: bool | str) -> tuple[Any, int, int]:
+        """What the library makes of a text, which of its ids is the first of `text`, and where the text begins."""
+        if isinstance(more, str) and more:
+            found = call(self.made(False, False).encode, more + text, add_special_tokens=False)
+            n, end = 0, 0
+            while n < len(found) and (place := found.token_to_chars(n)) and place[0] < len(more):
+                n, end = n + 1, place[1]
+            if end <= len(more):
+                return found, n, len(more)
+        return call(self.made(False, bool(more)).encode, text, add_special_tokens=False), 0, 0
+
+    def _with_control(self, text: str, unknown: OnUnknown, mark: str) -> IdArray:
+        """The library's ids, except between control tokens where something is marked, or would not be text."""
+        whole = self.unk is not None or self.covers
+        found = call(self.made(True, False).encode, text, add_special_tokens=False)
+        names, no_text = {i: name for name, i in self.names.items()}, self._no_text
+        ids: list[int] = []
+        run: list[int] = []
+        begin = 0
+
+        def close(end: int) -> None:
+            part = text[begin:end]
+            if whole and no_text.isdisjoint(run) and not (mark and mark in part):
+                ids.extend(run)
+            else:
+                more = begin > 0 and self._first_only
+                ids.extend(self.encode(part.replace(mark, "") if mark else part, unknown, more=more).tolist())
+
+        for i, (start, end) in zip(found.ids, found.offsets, strict=True):
+            typed = bool(mark) and text[end : end + 1] == mark
+            if i in names and text[start:end].strip() == names[i].strip() and not typed:
+                close(start)
+                ids.append(i)
+                begin = end
+                run.clear()
+            else:
+                run.append(i)
+        close(len(text))
+        return np.array(ids, np.int64).reshape(-1)
+
+    @cached_property
+    def _first_only(self) -> bool:
+        """Does only the beginning of a text get a space in front, not what follows a control token?"""
+        return any(part.get("prepend_scheme") == "first" for part in steps(self.data.get("pre_tokenizer")))
+
     def covered(self, text: str, unknown: OnUnknown) -> str:
         """`text` without characters whose bytes have no piece, which the library would drop without a word."""
-        known = {byte for c, byte in byte_alphabet().items() if c in self.vocabulary}
+        known = {byte for c, byte in byte_alphabet().items() if self.readable(c)}
         missing = {c: text.index(c) for c in set(text) if not known.issuperset(c.encode())}
+        if self.data.get("pre_tokenizer") == ONE_BY_ONE:
+            missing = {c: at for c, at in missing.items() if byte_piece(c) not in self.vocabulary}
         if missing and unknown != "skip":
             raise unknown_characters(
                 dict(sorted(missing.items(), key=lambda item: item[1])), "not in the tokenizer's vocabulary"
@@ -252,33 +340,10 @@ class Library:
         }
 
 
-def steps(part: Any) -> list[dict[str, Any]]:
-    """The parts of a sequence, or the part itself."""
-    if not isinstance(part, dict):
-        return []
-    if part.get("type") != "Sequence":
-        return [part]
-    inner = next((part[key] for key in ("decoders", "normalizers", "pretokenizers") if key in part), [])
-    return [step for step in inner if isinstance(step, dict)] if isinstance(inner, list) else []
-
-
-def unprefixed(part: Any) -> Any:
-    """The same step of the library without what puts a space in front of the text."""
-    if not isinstance(part, dict):
-        return part
-    kind = part.get("type")
-    if kind == "Sequence":
-        key = next((key for key in ("normalizers", "pretokenizers") if key in part), "normalizers")
-        inner = [step for step in map(unprefixed, part.get(key, [])) if step is not None]
-        return {**part, key: inner}
-    if kind == "Prepend":
-        return None
-    if kind == "Metaspace":
-        return {name: value for name, value in part.items() if name != "add_prefix_space"} | {"prepend_scheme": "never"}
-    return part
-
-
 GPT2_SPLIT: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+EACH = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+# Every character is a word of its own.
+ONE_BY_ONE: dict[str, Any] = {"type": "Sequence", "pretokenizers": [EACH, {**GPT2_SPLIT, "use_regex": False}]}
 
 
 def byte_level(

@@ -117,7 +117,15 @@ class SentencePiece:
     def _known_words(self) -> dict[str, list[str]]:
         return {}
 
-    def encode(self, text: str, unknown: OnUnknown = "abort", *, control: bool = False, more: bool = False) -> IdArray:
+    def encode(
+        self,
+        text: str,
+        unknown: OnUnknown = "abort",
+        *,
+        control: bool = False,
+        more: bool | str = False,
+        mark: str = "",
+    ) -> IdArray:
         """The ids of `text`, int64; the options are those of `Library.encode`.
 
         With `control`, the text after each control token gets a space in front, too.
@@ -130,7 +138,8 @@ class SentencePiece:
             if i is not None:
                 ids.append(i)
             else:
-                self.plain((" " if self.prefix and fresh else "") + piece, unknown, ids, missing, at)
+                plain = piece.replace(mark, "") if mark else piece
+                self.plain((" " if self.prefix and fresh else "") + plain, unknown, ids, missing, at)
             at, fresh = at + len(piece), i is not None
         if missing:
             raise unknown_characters(missing, "not in the tokenizer's vocabulary")

@@ -12,6 +12,7 @@ from handgrad.data.checks import IdArray, OnUnknown, in_range
 # A word may go on from one piece to the next. Between a line end and what is no white space no tokenizer here joins,
 # unless white space is before the line end, too, which some count as one.
 SAFE = re.compile(r"(?<=\S)\n(?=\S)")
+CONTEXT = 64  # characters before a piece that are read again with it
 
 
 class StreamDecoder:
@@ -63,8 +64,17 @@ def encoded(tokenizer: Any, texts: Iterable[str], unknown: OnUnknown = "abort") 
         for text in texts:
             yield tokenizer.encode(text, unknown)
         return
-    for i, text in enumerate(safe_pieces(texts)):
-        yield tokenizer.encode(text, unknown, more=i > 0)
+    before = ""
+    for text in safe_pieces(shorter(texts, getattr(tokenizer, "growth", 1.0))):
+        yield tokenizer.encode(text, unknown, more=before)
+        before = (before + text)[-CONTEXT:]
+
+
+def shorter(texts: Iterable[str], growth: float) -> Iterator[str]:
+    """The same text, in smaller pieces where a tokenizer may make it much longer while it reads."""
+    size = max(1 << 12, int((1 << 20) / growth))
+    for text in texts:
+        yield from (text[at : at + size] for at in range(0, len(text), size))
 
 
 def safe_pieces(texts: Iterable[str], most: int = 1 << 22) -> Iterator[str]:

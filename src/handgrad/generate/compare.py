@@ -7,11 +7,12 @@ tells them apart, because there rounding is below `BOUND` and a mistake is as la
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from handgrad.core.errors import ShapeError
+from handgrad.core.errors import NumericError, ShapeError
 from handgrad.core.run import Run
 from handgrad.generate.cache import KVCache
 from handgrad.models.model import Model
@@ -84,7 +85,8 @@ class Comparison:
 def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
     """Compare the logits of ids ~ (T,), read `chunk` tokens at a time through a cache, with those of one whole pass.
 
-    Raises ShapeError for ids that are not one row of 1 to `context` tokens.
+    Raises ShapeError for ids that are not one row of 1 to `context` tokens, NumericError where the logits without a
+    cache are not finite: then there is nothing to compare with.
 
     >>> import handgrad as hg, torch
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=8, n_layers=1, n_heads=1, d_model=6), seed=0)
@@ -100,6 +102,11 @@ def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
     computed_in = (model.shadow or model.params).flat.dtype
     exact = replace(model, params=model.params.like(model.params.flat.double()), pending=None, shadow=None)
     double, size = (own, size) if computed_in == torch.float64 else differences(exact, ids[None], chunk)
+    if not all(map(isfinite, size)):
+        at = next(t for t, largest in enumerate(size) if not isfinite(largest))
+        raise NumericError(
+            f"the cache cannot be checked: without it, the logits at position {at} are not finite{damaged(model)}"
+        )
     rows = []
     for t, token in enumerate(ids.tolist()):
         bound = BOUND * max(1.0, size[t])
@@ -107,6 +114,13 @@ def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
         verdict = "identical" if own[t] == 0 == double[t] else "rounding" if double[t] <= bound else "bug"
         rows.append(Row(t, token, own[t], double[t], bound, verdict))
     return Comparison(tuple(rows), str(computed_in).removeprefix("torch."))
+
+
+def damaged(model: Model) -> str:
+    """The parameters that are not finite, as the end of a sentence; empty where all are."""
+    names = [name for name, p in model.params.items() if not bool(p.isfinite().all())]
+    more = f", as {len(names) - 1} more are" if len(names) > 1 else ""
+    return f": the parameter {names[0]} is not{more}. The model's file is at fault" if names else ""
 
 
 def differences(model: Model, tokens: Tensor, chunk: int) -> tuple[list[float], list[float]]:

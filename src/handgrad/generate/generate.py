@@ -15,7 +15,7 @@ The vocabulary. A model may have more columns than its tokenizer has tokens (pad
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handgrad.core.errors import ConfigError, ShapeError
+from handgrad.core.errors import ConfigError, ShapeError, unknown
 from handgrad.data.control import control_of
 from handgrad.generate.cache import KVCache
 from handgrad.generate.compiled import CompiledReader
-from handgrad.generate.diagnose import refusal
 from handgrad.generate.last import last_logits
 from handgrad.generate.padded import PaddedReader, padded
 from handgrad.generate.sample import Sampling, non_finite, penalised, pick, sound
+from handgrad.models.diagnose import refusal
 from handgrad.models.model import Model
 
 DEFAULT = Sampling()
@@ -81,6 +81,7 @@ def generate(
     use_cache: bool = True,
     stop: int | Collection[int] | None = None,
     compiled: bool = False,
+    **how: Any,
 ) -> Iterator[Tensor]:
     """New tokens as they are chosen: each ~ (B,), int64. What can be wrong is checked at the call.
 
@@ -88,6 +89,7 @@ def generate(
                     prompt starts from the tokenizer's start token, else its newline, or from id 0 where it has neither;
                     that token is not given back
     max_new_tokens  at most so many; 0 gives none
+    sampling        how the next token is chosen; its fields may be given by name instead, as temperature=0.8
     seed            the same seed gives the same text on the same machine
     use_cache       keep keys and values of earlier tokens: the same tokens, sooner
     compiled        each token by one compiled pass: needs a C++ compiler and up to minutes before the second token
@@ -102,7 +104,10 @@ def generate(
     >>> [int(ids) for ids in hg.generate(model, torch.tensor([1, 2, 3]), 4, seed=1)] == [
     ...     int(ids) for ids in hg.generate(model, torch.tensor([1, 2, 3]), 4, seed=1, use_cache=False)]
     True
+    >>> len(list(hg.generate(model, torch.tensor([1, 2, 3]), 5, temperature=0.8, top_k=3, seed=1)))
+    5
     """
+    sampling = with_fields(sampling, how)
     for name, value in (("max_new_tokens", max_new_tokens), ("seed", seed)):
         if type(value) is not int or not 0 <= value < 1 << 63:
             raise ConfigError(f"{name} is {value}, and must be a whole number from 0 to {(1 << 63) - 1}")
@@ -136,6 +141,7 @@ def complete(
     use_cache: bool = True,
     stop: int | Collection[int] | None = None,
     compiled: bool = False,
+    **how: Any,
 ) -> Tensor:
     """What `generate` gives, at once and without the prompt: ids ~ (B, n), or (n,) for a prompt of one axis.
 
@@ -144,11 +150,29 @@ def complete(
     >>> complete(model, torch.tensor([[1, 2, 3], [4, 5, 6]]), 12).shape
     torch.Size([2, 12])
     """
-    new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop, compiled))
+    new = list(generate(model, prompt_ids, max_new_tokens, sampling, seed, use_cache, stop, compiled, **how))
     shape = (len(prompt_ids), 0) if separate(prompt_ids) is not None else torch.as_tensor(prompt_ids).shape
     if not new:
         return torch.zeros((*shape[:-1], 0), dtype=torch.int64)
     return torch.stack(new, dim=-1) if len(shape) == 2 else torch.cat(new)
+
+
+def with_fields(sampling: Any, fields: Mapping[str, Any]) -> Sampling:
+    """`sampling` with some of its fields changed. Raises UnknownName, or ConfigError where it is something else.
+
+    >>> with_fields(DEFAULT, {"top_k": 3}).top_k
+    3
+    """
+    if not isinstance(sampling, Sampling):
+        raise ConfigError(
+            f"sampling is {sampling!r}, and must be a Sampling: hg.generate(model, ids, 5, "
+            "hg.Sampling(temperature=0.8)), or its fields by name: hg.generate(model, ids, 5, temperature=0.8)"
+        )
+    known = Sampling.__dataclass_fields__
+    for name in fields:
+        if name not in known:
+            raise unknown("argument of generate", name, [*known, "seed", "use_cache", "stop", "compiled"])
+    return replace(sampling, **fields) if fields else sampling
 
 
 def separate(prompt_ids: Any) -> list[Any] | None:

@@ -20,7 +20,7 @@ import torch
 from handgrad.core.errors import ConfigError, DataError
 from handgrad.core.run import Run
 from handgrad.data.tokenizers import Bytes
-from handgrad.generate.diagnose import refusal
+from handgrad.models.diagnose import refusal
 from handgrad.models.model import Model
 
 NOT_SCORED = -1
@@ -33,7 +33,7 @@ class Evaluation:
     """What a model makes of some tokens.
 
     nats       surprise of all the targets together
-    n_tokens   targets; the first token is not one, nothing comes before it
+    n_tokens   targets; the first token is not one, nothing comes before it, nor is what was given in front
     n_bytes    bytes of their text as UTF-8; None where the ids have no text
     context, stride   the windows they were read in
     """
@@ -65,15 +65,17 @@ def evaluate(
     stride: int | None = None,
     batch_size: int | None = None,
     n_bytes: int | None = None,
+    n_given: int = 1,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Mean surprise of every token of a sequence but the first, each predicted once from the tokens before it.
 
-    tokens     ids, one sequence
+    tokens     ids, one sequence; a model whose texts begin with a start token expects it in front
     context    most tokens of a window; None is the model's own, at most `MOST_CONTEXT`
     stride     from one window to the next, 1 … context; None is context: windows that do not overlap
     batch_size   windows at once; None is about `TOKENS_AT_ONCE` tokens, since a pass keeps what it computed to its end
     n_bytes    bytes of the targets' text; None counts them with the model's tokenizer, if it has one
+    n_given    how many first tokens are not scored
 
     `progress(done, total)` is told how many targets are scored. Raises DataError for fewer than two tokens, ConfigError
     for windows that cannot be, ShapeError for ids that the model does not know, NumericError for a loss that is not
@@ -88,27 +90,31 @@ def evaluate(
     ids = np.asarray(tokens)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise DataError(f"an evaluation reads one row of token ids; found shape {ids.shape} of {ids.dtype}")
-    if ids.size < 2:
-        raise DataError(f"a loss needs at least 2 tokens (an input and a target); there are {ids.size}.")
+    if n_given < 1:
+        raise ConfigError(f"n_given is {n_given}, and must be at least 1: nothing comes before the first token")
+    if ids.size <= n_given:
+        raise DataError(f"a loss needs at least {n_given + 1} tokens (an input and a target); there are {ids.size}.")
     context, stride = windows_of(model, context, stride)
     if batch_size is None:
         batch_size = max(1, TOKENS_AT_ONCE // context)
     if batch_size < 1:
         raise ConfigError(f"batch_size is {batch_size}, and must be at least 1")
     if n_bytes is None:
-        n_bytes = bytes_of(model.tokenizer, ids)
+        n_bytes = bytes_of(model.tokenizer, ids, n_given)
     nats, done, run = 0.0, 0, Run(implementation="auto")
     device = model.params.flat.device
     with torch.no_grad():
-        for inputs, targets, n in batches(ids, context, stride, batch_size):
+        for inputs, targets, n in batches(ids, context, stride, batch_size, n_given):
             x, y = torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
             surprise = float(model.loss(x, y, n_valid=1, run=run))
             model.pending = None
             if not isfinite(surprise):
-                raise refusal(model, x, f"the loss of tokens {done + 1} to {done + n} is {surprise}")
+                raise refusal(
+                    model, x, f"the loss of tokens {done + n_given} to {done + n_given + n - 1} is {surprise}"
+                )
             nats, done = nats + surprise, done + n
             if progress is not None:
-                progress(done, ids.size - 1)
+                progress(done, ids.size - n_given)
     return Evaluation(nats, done, n_bytes, context, stride)
 
 
@@ -125,7 +131,7 @@ def windows_of(model: Model, context: int | None, stride: int | None) -> tuple[i
 
 
 def batches(
-    ids: npt.NDArray[Any], context: int, stride: int, batch_size: int
+    ids: npt.NDArray[Any], context: int, stride: int, batch_size: int, n_given: int = 1
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]]:
     """Inputs and targets ~ (batch, length), and how many of the targets are scored; the others are `NOT_SCORED`.
 
@@ -137,31 +143,32 @@ def batches(
     scored = context + (n_whole - 1) * stride if n_whole else 0
     windows = [(k * stride, context) for k in range(n_whole)]
     for at in range(0, n_whole, batch_size):
-        yield batch(ids, windows[at : at + batch_size], stride, context)
+        yield batch(ids, windows[at : at + batch_size], stride, context, n_given)
     if scored < last:
         start = n_whole * stride
-        yield batch(ids, [(start, last - start)], stride, context)
+        yield batch(ids, [(start, last - start)], stride, context, n_given)
 
 
 def batch(
-    ids: npt.NDArray[Any], windows: list[tuple[int, int]], stride: int, context: int
+    ids: npt.NDArray[Any], windows: list[tuple[int, int]], stride: int, context: int, n_given: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
     """Windows of one length, each given by its start and its length."""
     block = np.stack([ids[start : start + length + 1] for start, length in windows]).astype(np.int64)
     inputs, targets = block[:, :-1].copy(), block[:, 1:].copy()
     for row, (start, _) in zip(targets, windows, strict=True):
+        row[: max(0, n_given - 1 - start)] = NOT_SCORED
         if start:
             row[: context - stride] = NOT_SCORED
     return inputs, targets, int((targets != NOT_SCORED).sum())
 
 
-def bytes_of(tokenizer: Any, ids: npt.NDArray[Any]) -> int | None:
-    """Bytes of the text of all ids but the first; None without a tokenizer, or where ids are all there is.
+def bytes_of(tokenizer: Any, ids: npt.NDArray[Any], n_given: int = 1) -> int | None:
+    """Bytes of the text of all ids but the first `n_given`; None without a tokenizer, or where ids are all there is.
 
     Where a cut went through a character, what is left of it is counted as the replacement mark that stands for it.
     """
     if isinstance(tokenizer, Bytes):
-        return int(ids.size) - 1
+        return int(ids.size) - n_given
     if tokenizer is None or tokenizer.kind == "ids":
         return None
-    return len(tokenizer.decode(ids).encode()) - len(tokenizer.decode(ids[:1]).encode())
+    return len(tokenizer.decode(ids).encode()) - len(tokenizer.decode(ids[:n_given]).encode())

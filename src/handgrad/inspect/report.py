@@ -85,8 +85,18 @@ def write_report(data: ReportData, path: Path) -> int:
     ...     size == path.stat().st_size
     True
     """
-    content = render(data).encode("utf-8")
-    path = Path(path)
+    return write_page(render(data), Path(path))
+
+
+def write_page(text: str, path: Path) -> int:
+    """Write a page whole or not at all and return its size in bytes. Raises FileError.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_page("page", Path(folder) / "page.html")
+    4
+    """
+    content = text.encode("utf-8")
     if not path.parent.is_dir():
         raise FileError(f"cannot write the report {path}: there is no folder {path.parent}. Create it first.")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -5,38 +5,62 @@ The folder appears whole or not at all, and never over another one. Tensors are 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from handgrad.core.errors import ConfigError, FileError, HandgradError
 from handgrad.core.params import Layout
+from handgrad.data.control import control_of
+from handgrad.data.exported import as_file, files_of
+from handgrad.data.files import read_bytes
 from handgrad.models.gpt2 import GPT2Config
-from handgrad.models.hf import CONFIG, WEIGHTS, stored_in
+from handgrad.models.hf import CONFIG, WEIGHTS, Origin, stored_in
 from handgrad.models.hf_config import table_of
 from handgrad.models.model import Model
 from handgrad.models.names import Piece, gpt2_pieces, llama_pieces
 from handgrad.models.stored import FLOATS, owned
 from handgrad.models.tensors import write_tensors
 
+# What belongs to a tokenizer, and is taken along as it is; all of it is small.
+BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+WORDS = {"tokenizer.json", "tokenizer.model", "vocab.json"}  # one of these is a tokenizer
+MOST_BESIDE = 64 << 20  # bytes
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "float16", "bfloat16")}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: tensors, parameters, bytes of the weights."""
+    """What was written: tensors, parameters, bytes of the weights, names of the files beside them, and why the model's
+    tokenizer is not among these, where it is not."""
 
     folder: Path
     n_tensors: int
     n_parameters: int
     n_bytes: int
+    beside: tuple[str, ...] = ()
+    why_no_tokenizer: str = ""
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return not WORDS.isdisjoint(self.beside)
 
 
 def export(
@@ -44,14 +68,17 @@ def export(
 ) -> Exported:
     """Write `model` as a new folder that transformers loads, in its own type of number or in `dtype`.
 
-    `beside` are further files of the folder, such as the tokenizer's: name -> content. Raises ConfigError where
-    transformers has no such model, FileError where the folder holds something or the disk refuses.
+    `beside` are further files of the folder: name -> content; left out, those of the model's tokenizer, where
+    transformers has one that does the same. Raises ConfigError where transformers has no such model, FileError where
+    the folder holds something or the disk refuses.
     """
     target, dtype = Path(folder), dtype or model.params.flat.dtype
     config = model.config
     if isinstance(config, GPT2Config) and not config.bias:
         config = replace(config, bias=True)  # offsets of zero are the same function, and theirs always has some
-    table = table_of(config, dtype)
+    require_new(target)
+    beside, why = tokenizer_files(model) if beside is None else (beside, "")
+    table = table_of(config, dtype, special_ids(model))
     names = owned(Layout(config.layers().slots(), dict(config.ties())))
     pieces = gpt2_pieces(config, names) if isinstance(config, GPT2Config) else llama_pieces(config, names)
     whole: dict[str, list[tuple[str, Piece]]] = {}
@@ -67,12 +94,41 @@ def export(
         with open(unfinished / WEIGHTS, "xb") as file:
             n_bytes = write_tensors(file, shapes, dtype, tensor, {"format": "pt"})
             synced(file)
-        files = {CONFIG: (json.dumps(table, indent=2) + "\n").encode(), **(beside or {})}
+        files = {CONFIG: as_file(table), **beside}
         for name, content in files.items():
             with open(unfinished / name, "xb") as file:
                 file.write(content)
                 synced(file)
-    return Exported(target, len(shapes), model.params.layout.count, n_bytes)
+    return Exported(target, len(shapes), model.params.layout.count, n_bytes, tuple(beside), why)
+
+
+def origin_of(model: Model) -> Origin | None:
+    """The folder that the model comes from, unless it was given another tokenizer since."""
+    origin = model.origin
+    return origin if isinstance(origin, Origin) and model.tokenizer is origin.tokenizer else None
+
+
+def special_ids(model: Model) -> dict[str, Any]:
+    """Where texts begin and answers end, for config.json: as the folder that the model comes from has it, else what its
+    tokenizer says, else null."""
+    if (origin := origin_of(model)) is not None:
+        return dict(origin.ids)
+    control = control_of(model.tokenizer)
+    return {"bos_token_id": next(iter(control.begin), None), "eos_token_id": list(control.end) or None}
+
+
+def tokenizer_files(model: Model) -> tuple[dict[str, bytes], str]:
+    """Files of the tokenizer: those of the folder that the model comes from, as they are, or what our tokenizer says;
+    else why that cannot be."""
+    if (origin := origin_of(model)) is not None:
+        found = (origin.folder / name for name in BESIDE if origin.asked)
+        return {path.name: read_bytes(path, MOST_BESIDE) for path in found if path.exists()}, ""
+    if model.tokenizer is None:
+        return {}, ""
+    try:
+        return files_of(model.tokenizer), ""
+    except ConfigError as error:
+        return {}, str(error)
 
 
 def own(model: Model, name: str, shape: tuple[int, ...]) -> Tensor:

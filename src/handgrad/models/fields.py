@@ -21,7 +21,7 @@ class Fields:
     3
     >>> Fields({"n": "x"}, "config.json").whole("n")
     Traceback (most recent call last):
-    handgrad.core.errors.FileError: config.json: n is x, and must be a whole number
+    handgrad.core.errors.FileError: config.json: n is the text 'x', and must be a whole number
     """
 
     table: Mapping[str, Any]
@@ -56,7 +56,8 @@ class Fields:
 
     def expected(self, name: str, value: Any, right: bool, what: str) -> Any:
         if not right:
-            raise FileError(f"{self.where}: {name} is {short(value)}, and must be {what}")
+            given = f"the text {short(value, quoted=True)}" if isinstance(value, str) else short(value)
+            raise FileError(f"{self.where}: {name} is {given}, and must be {what}")
         return value
 
     def refuse(self, name: str, value: Any, why: str) -> FileError:

@@ -88,14 +88,18 @@ def config_of(path: Path, header: Header, found: dict[str, Stored]) -> LlamaConf
 
 
 def rope_of(f: Fields, width: int, factors: Stored | None) -> Scaling:
-    base, kind = f.number("rope.freq_base", 10_000.0), f.text("rope.scaling.type", "none")
+    """The frequencies as llama.cpp reads them: a scaling without a type is linear, of type none there is none, and a
+    factor of 0 says nothing."""
+    base, kind = f.number("rope.freq_base", 10_000.0), f.text("rope.scaling.type", "linear")
     if kind not in ("none", "linear"):
         raise f.refuse("rope.scaling.type", kind, "and handgrad reads none and linear here")
-    if factors is not None:
-        return llama3_of(f, base, width, factors)
-    legacy = f.number("rope.scale_linear", 1.0)
-    factor = f.number("rope.scaling.factor", legacy) if kind == "linear" else legacy
-    return Plain(base) if factor == 1.0 else LinearScaling(factor, base)
+    name = "rope.scaling.factor" if "rope.scaling.factor" in f.table else "rope.scale_linear"
+    factor = (f.number(name, 1.0) or 1.0) if kind == "linear" else 1.0
+    if factors is None:
+        return Plain(base) if factor == 1.0 else LinearScaling(factor, base)
+    if factor != 1.0:
+        raise f.refuse(name, factor, f"and {FACTORS} slows rotary positions besides; both at once are not read")
+    return llama3_of(f, base, width, factors)
 
 
 def llama3_of(f: Fields, base: float, width: int, factors: Stored) -> Scaling:

@@ -168,14 +168,18 @@ def tensors(reader: Reader, n: int, alignment: Any) -> dict[str, Info]:
 
 def placed(reader: Reader, found: dict[str, Info], first: int, alignment: int) -> dict[str, Info]:
     """The tensors with their places in the file, which may neither overlap nor leave bytes over."""
-    end, before = 0, "the header"
+    end, before, gap = 0, "the header", ""
     for name, info in sorted(found.items(), key=lambda item: (item[1].start, item[1].n_bytes)):
         if info.start < end:
             raise reader.damaged(f"{short(name)} begins within {short(before)}")
+        if not gap and info.start != (next_start := -(-end // alignment) * alignment):
+            gap = f"{info.start - next_start:,} bytes between {short(before)} and {short(name)} belong to no tensor"
         end, before = info.start + info.n_bytes, name
     least, most = first + end, first + -(-end // alignment) * alignment
     if not least <= reader.size <= most and found:
         raise FileError(
             f"{reader.path} is cut short or damaged: its header says {least:,} bytes, found {reader.size:,}"
         )
+    if gap:
+        raise reader.damaged(gap)
     return {name: Info(i.shape, i.kind, first + i.start, i.n_bytes) for name, i in found.items()}

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from handgrad.core.errors import FileError
 from handgrad.data.files import read_json
 from handgrad.models.gpt2 import GPT2Config
-from handgrad.models.hf_config import config_of
+from handgrad.models.hf_config import config_of, ids_of
 from handgrad.models.model import Model
 from handgrad.models.names import HEAD, gpt2_pieces, llama_pieces
 from handgrad.models.store import ModelConfig
-from handgrad.models.stored import Stored, filled, layout_of, owned, short, some, start_of
+from handgrad.models.stored import Stored, filled, layout_of, owned, short, some
 from handgrad.models.tensors import tensors_of
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 MOST_CONFIG, MOST_INDEX = 4 << 20, 64 << 20  # bytes
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack")
-SHARD = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+SHARD = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)  # systems refuse names of more than 255
 # What older folders hold beside the parameters: causal masks, and the frequencies of rotary positions.
 IGNORED = re.compile(
     r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The folder that a model was read from, what its config.json says of special tokens, whether its tokenizer was
+    asked for, and what it was."""
+
+    folder: Path
+    ids: Mapping[str, Any]
+    asked: bool
+    tokenizer: Any
 
 
 def is_hf(folder: Path) -> bool:
@@ -35,14 +49,21 @@ def is_hf(folder: Path) -> bool:
 
 
 def config_of_folder(folder: Path) -> ModelConfig:
+    return config_of(table_in(folder), str(folder / CONFIG))
+
+
+def origin_of(folder: Path, asked: bool, tokenizer: Any) -> Origin:
+    return Origin(folder, ids_of(table_in(folder)), asked, tokenizer)
+
+
+def table_in(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    if not path.is_file():
+    if not path.exists():
         raise FileError(f"{folder} is not a whole Hugging Face folder: {CONFIG} is missing")
-    start_of(path, 1)
     table = read_json(path, MOST_CONFIG)
     if not isinstance(table, dict):
         raise FileError(f"{path} is {short(table)}, and must be a table")
-    return config_of(table, str(path))
+    return table
 
 
 def load_hf(folder: Path, dtype: torch.dtype | None = None) -> Model:
@@ -94,7 +115,10 @@ def sharded(folder: Path) -> dict[str, Stored]:
     shards = sorted({str(name) for name in where.values()})
     for name in where.values():
         if not isinstance(name, str) or not SHARD.fullmatch(name):
-            raise FileError(f"{path} names {short(name)}, and a shard must be a .safetensors file of the same folder")
+            raise FileError(
+                f"{path} names {short(name)}, and a shard must be a .safetensors file of the same folder, its "
+                "name at most 200 characters and that ending"
+            )
     if missing := [name for name in shards if not (folder / name).is_file()]:
         raise FileError(f"{folder} is not whole: {len(missing)} of {len(shards)} shards are missing: {some(missing)}")
     found: dict[str, Stored] = {}

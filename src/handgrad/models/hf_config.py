@@ -63,6 +63,7 @@ WHY = {
     "quantization_config": "and quantised weights of this kind are not read; take the folder with the original ones",
     "auto_map": "so its model is code in the folder, and code from files is never run",
 }
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 ROPE_KEYS = {
     "default": {"original_max_position_embeddings"},
     "linear": {"factor", "original_max_position_embeddings"},
@@ -135,24 +136,32 @@ def activation_of(f: Fields, name: str, default: str) -> str:
 def window_of(f: Fields, kind: str, n_layers: int) -> int:
     """The window of every layer, 0 for none. Layers that differ from one another are refused."""
     window = 0
-    if kind == "mistral":  # where the field is left out, transformers takes 4096; null is none
-        window = f.whole("sliding_window", 0) if "sliding_window" in f.table else 4096
-    if kind == "qwen2" and f.flag("use_sliding_window", False):
-        first = f.whole("max_window_layers", 28)
-        window = f.whole("sliding_window", 4096) if first < n_layers else 0
-        if window and first > 0 and "layer_types" not in f.table:
-            raise f.refuse("max_window_layers", first, f"so some of the {n_layers} layers have a window and some none")
+    if kind == "mistral" or (kind == "qwen2" and f.flag("use_sliding_window", False)):
+        window = width_of(f)
     types = f.get("layer_types", None)
-    if types is None:
-        return window
-    right = isinstance(types, list) and len(types) == n_layers and all(isinstance(t, str) for t in types)
-    f.expected("layer_types", types, right, f"a list of {n_layers} names")
-    if set(types) <= {"full_attention"} and kind != "mistral":
+    if types is not None:
+        right = isinstance(types, list) and len(types) == n_layers and all(isinstance(t, str) for t in types)
+        f.expected("layer_types", types, right, f"a list of {n_layers} names")
+        found = set(types)
+        if found <= {"full_attention"} and kind != "mistral":
+            return 0
+        if found != {"sliding_attention" if window else "full_attention"}:
+            of = f"of a window of {window}" if window else "without a window"
+            raise f.refuse("layer_types", sorted(found), f"and here all layers are of one kind, in this model {of}")
+    elif window and kind == "qwen2" and (first := f.whole("max_window_layers", 28)) > 0:
+        if first < n_layers:
+            raise f.refuse("max_window_layers", first, f"so some of the {n_layers} layers have a window and some none")
         return 0
-    if set(types) != {"sliding_attention" if window else "full_attention"}:
-        raise f.refuse(
-            "layer_types", sorted(set(types)), f"and with a window of {window or 'none'} it must be one kind"
-        )
+    return window
+
+
+def width_of(f: Fields) -> int:
+    """`sliding_window`: left out it is 4096, as in transformers; null is none, which is 0 here."""
+    if "sliding_window" not in f.table:
+        return 4096
+    window = f.whole("sliding_window", 0)
+    if window < 1 and f.table["sliding_window"] is not None:
+        raise f.refuse("sliding_window", window, "and no token could see any; null is no window")
     return window
 
 
@@ -160,7 +169,9 @@ def rope_of(f: Fields) -> Scaling:
     """The frequencies, in the spelling of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
     tables = {}
     for name in ("rope_parameters", "rope_scaling"):
-        table = f.get(name, None) or {}
+        table = f.get(name, {})
+        if name == "rope_scaling":
+            table = table or {}  # transformers takes false and [] for nothing in this one, and not in the other
         tables[name] = Fields(f.expected(name, table, isinstance(table, dict), "a table"), f"{f.where}, {name}")
     bases = {t.number("rope_theta") for t in (f, *tables.values()) if t.get("rope_theta", None) is not None}
     if len(bases) > 1:
@@ -188,8 +199,21 @@ def scaling_of(f: Fields, base: float) -> Scaling:
     return Plain(base)
 
 
-def table_of(c: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """The config.json of our model. Raises ConfigError where no model of theirs computes the same."""
+def ids_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of special tokens: null, an id, or a list of ids where an answer has several ends."""
+    right = {name: table[name] for name in SPECIAL if name in table}
+    return {
+        name: value
+        for name, value in right.items()
+        if value is None or all(type(i) is int for i in (value if isinstance(value, list) else [value]))
+    }
+
+
+def table_of(c: ModelConfig, dtype: torch.dtype, ids: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of our model. Raises ConfigError where no model of theirs computes the same.
+
+    `ids`: those of special tokens. Where a field is left out, transformers takes GPT-2's 50256, or Llama's 1 and 2.
+    """
     stored = str(dtype).removeprefix("torch.")
     common = {
         "vocab_size": c.vocabulary,
@@ -198,6 +222,7 @@ def table_of(c: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
         "use_cache": True,
         "dtype": stored,
         "torch_dtype": stored,
+        **ids,
     }
     return common | (gpt2_table(c) if isinstance(c, GPT2Config) else llama_table(c))
 

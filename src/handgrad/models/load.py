@@ -16,7 +16,7 @@ from handgrad.data.gguf_tokens import from_gguf
 from handgrad.data.tokenizers import fingerprint, load_tokenizer
 from handgrad.models.found import Source, find
 from handgrad.models.gguf_file import config_of_gguf, load_gguf
-from handgrad.models.hf import config_of_folder, load_hf
+from handgrad.models.hf import config_of_folder, load_hf, origin_of
 from handgrad.models.llama2c import config_of_bin, load_llama2c
 from handgrad.models.model import Model
 from handgrad.models.store import (
@@ -61,6 +61,7 @@ def load_from(source: Source, dtype: torch.dtype | None = None, tokenizer: bool 
         model = model_from(path, read_state(path))
         return model if dtype is None else replace(model, params=model.params.like(model.params.flat.to(dtype)))
     words: Any = None
+    origin: Any = None
     if source.kind == "gguf":
         model, fields = load_gguf(path, dtype)
         words = of_gguf(path, fields) if tokenizer else None
@@ -69,12 +70,12 @@ def load_from(source: Source, dtype: torch.dtype | None = None, tokenizer: bool 
         words = beside_bin(path, model.config.vocabulary) if tokenizer else None
     else:
         words = from_folder(path) if tokenizer else None
-        model = load_hf(path, dtype)
+        model, origin = load_hf(path, dtype), origin_of(path, tokenizer, words)
     if words is not None and words.vocab_size > model.config.vocabulary:
         raise FileError(
             f"{path}: its tokenizer has {words.vocab_size} tokens, more than the {model.config.vocabulary} of the model"
         )
-    return replace(model, tokenizer=words)
+    return replace(model, tokenizer=words, origin=origin)
 
 
 def of_gguf(path: Path, fields: Mapping[str, Any]) -> Any:
@@ -85,11 +86,21 @@ def of_gguf(path: Path, fields: Mapping[str, Any]) -> Any:
 
 
 def beside_bin(path: Path, vocabulary: int) -> Any:
-    """The tokenizer that lies beside a llama2.c file, tok512.bin or tokenizer.bin, if it has the model's tokens."""
+    """The tokenizer that lies beside a llama2.c file, tok512.bin (of 512 tokens) or tokenizer.bin; None without one.
+
+    Raises FileError where it has another number of tokens than the model.
+    """
     for name in (f"tok{vocabulary}.bin", "tokenizer.bin"):
         file = path.with_name(name)
-        if file.is_file() and (found := from_llama2c(file)).vocab_size == vocabulary:
-            return found
+        if not file.exists():
+            continue
+        found = from_llama2c(file)
+        if found.vocab_size != vocabulary:
+            raise FileError(
+                f"{file} has {found.vocab_size} tokens, and {path.name} beside it {vocabulary}: it is not "
+                "this model's tokenizer. Put the right one there, or none, and texts are the ids of tokens"
+            )
+        return found
     return None
 
 

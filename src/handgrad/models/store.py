@@ -23,6 +23,7 @@ from torch import Tensor
 
 from handgrad.core.errors import ConfigError, FileError, HandgradError, unknown
 from handgrad.core.params import Layout
+from handgrad.data.files import read_bytes
 from handgrad.layers.frequencies import SCALINGS, Scaling, scaling
 from handgrad.models.gpt2 import GPT2Config
 from handgrad.models.llama import LlamaConfig
@@ -163,10 +164,7 @@ def read_state(folder: Path) -> dict[str, Any]:
             raise FileError(
                 f"{folder} is not a checkpoint: {STATE} is missing; expected {STATE}, {PARAMS}, {TOKENIZER}"
             )
-        with open(path, "rb") as file:
-            content = file.read(_MAX_STATE_BYTES + 1)
-        if len(content) > _MAX_STATE_BYTES:
-            raise FileError(f"{path} has more than {_MAX_STATE_BYTES} bytes, too many for such a file; it is not read")
+        content = read_bytes(path, _MAX_STATE_BYTES)
         state = json.loads(content.decode("utf-8"), parse_constant=_refused)
     except HandgradError:
         raise

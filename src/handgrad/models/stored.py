@@ -11,11 +11,11 @@ from torch import Tensor
 
 from handgrad.core.errors import FileError
 from handgrad.core.params import Layout
+from handgrad.data.files import require_fetched, require_regular
 from handgrad.models.model import Model
 from handgrad.models.names import Piece, Shapes
 from handgrad.models.store import ModelConfig
 
-LFS = b"version https://git-lfs"
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -98,23 +98,19 @@ def some(names: Collection[str]) -> str:
     return first + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def short(value: object) -> str:
+def short(value: object, quoted: bool = False) -> str:
     """A value from a file as one line shows it."""
-    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    text = value if isinstance(value, str) and value.isprintable() and not quoted else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def start_of(path: Path, n: int) -> bytes:
-    """The first bytes of a file. Raises FileError, also for a Git LFS pointer, which stands for a file not fetched."""
+    """The first bytes of a regular file. Raises FileError, also for a Git LFS pointer."""
+    require_regular(path)
     try:
         with open(path, "rb") as file:
             start = file.read(max(n, 256))
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    if start.startswith(LFS):
-        size = next((line[5:] for line in start.decode("ascii", "replace").split("\n") if line[:5] == "size "), "?")
-        raise FileError(
-            f"{path} is a Git LFS pointer, not the file of {short(size)} bytes that it stands for; "
-            "git lfs pull fetches it"
-        )
+    require_fetched(path, start)
     return start[:n]

@@ -164,7 +164,7 @@ class Setup:
         if trace.n_operators * passes > MOST_IN_STEP:
             raise ConfigError(
                 f"this step has {passes:,} passes of {trace.n_operators:,} operators, too many to plan; use "
-                f"--accumulate {max(MOST_IN_STEP // trace.n_operators, 1)} or less, where 2 take the memory of any more"
+                f"--accumulate {max(MOST_IN_STEP // trace.n_operators, 1)} or less, which hardly changes the memory"
             )
         return trace.flops * passes
 

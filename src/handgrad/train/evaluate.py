@@ -10,8 +10,8 @@ import torch
 
 from handgrad.core.run import Run
 from handgrad.data.windows import validation_windows
+from handgrad.models.diagnose import not_finite
 from handgrad.models.model import Model
-from handgrad.train.diagnose import not_finite
 
 
 def evaluate(

@@ -19,9 +19,9 @@ from handgrad.core.collect import Collect, Done, Room
 from handgrad.core.errors import NumericError
 from handgrad.core.params import Buffer
 from handgrad.core.run import Run
+from handgrad.models.diagnose import Batch, not_finite
 from handgrad.models.model import Model
 from handgrad.train.config import TrainConfig
-from handgrad.train.diagnose import Batch, not_finite
 from handgrad.train.optimiser import State, norm_of, shrinking, update_slice
 
 

@@ -23,11 +23,11 @@ import torch
 from handgrad.core.errors import ConfigError, NumericError
 from handgrad.data.corpus import Corpus
 from handgrad.data.windows import training_windows
+from handgrad.models.diagnose import Batch
 from handgrad.models.gpt2 import GPT2Config
 from handgrad.models.model import Model, build
 from handgrad.train import checkpoint
 from handgrad.train.config import MASTER, TrainConfig, available_device, write_toml
-from handgrad.train.diagnose import Batch
 from handgrad.train.evaluate import evaluate
 from handgrad.train.interrupt import ctrl_c
 from handgrad.train.lock import held

@@ -13,9 +13,9 @@ from handgrad.core.collect import Room
 from handgrad.core.gradients import Accumulate
 from handgrad.core.params import Buffer
 from handgrad.core.run import Run
+from handgrad.models.diagnose import Batch, not_finite
 from handgrad.models.model import Model
 from handgrad.train.config import TrainConfig
-from handgrad.train.diagnose import Batch, not_finite
 from handgrad.train.inside import step_after, step_inside
 from handgrad.train.optimiser import State, adamw, clip
 

@@ -1,4 +1,7 @@
-"""Where the first value that is not finite came from: the pass is run once more, and every signal is looked at."""
+"""Where the first value that is not finite came from: the pass is run once more, and every signal is looked at.
+
+Training asks which signal of a step it was, forward or backward; writing and scoring ask why logits cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class _Found(Exception):
 
 @dataclass(frozen=True)
 class FirstBad:
-    """Shown every signal in the order of computation; stops the pass at the first that holds NaN or infinity."""
+    """Shown every signal in the order of computation; stops the pass at the first that holds NaN or infinity.
+
+    It asks for all of them, so that the explicit formulas run and no fused one hides where it was.
+    """
 
     def wants(self, path: str) -> bool:
         return True
@@ -87,3 +93,39 @@ def first_bad(model: Model, batches: Sequence[Batch], runs: Sequence[Run], n_val
         finally:
             model.pending = None
     return "every single signal is finite when computed again, so a sum grew beyond the range of the type"
+
+
+def first_not_finite(model: Model, tokens: Tensor) -> str | None:
+    """The path of the first signal of a forward pass that holds NaN or infinity; None if none does.
+
+    >>> import handgrad as hg, torch
+    >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=8, n_layers=2, n_heads=1, d_model=6), seed=0)
+    >>> model.params["blocks.1.mlp.up.w"][0, 0] = torch.nan
+    >>> first_not_finite(model, torch.tensor([[1, 2]]))
+    'blocks.1.mlp.up'
+    """
+    try:
+        model(tokens, Run(signals=FirstBad()))
+    except _Found as found:
+        return str(found.args[0])
+    return None
+
+
+def refusal(model: Model, window: Tensor, what: str) -> NumericError:
+    """The error for logits that cannot be drawn from, with the place where it began and what to do."""
+    place = first_not_finite(model, window)
+    broken = [name for name, w in model.params.items() if bad_value(w)]
+    if broken:
+        where = f"The parameter {broken[0]} holds values that are not finite"
+        where += f" ({len(broken)} parameters do)" if len(broken) > 1 else ""
+        where += f"; the first signal that is not finite is {place}" if place else ""
+        return NumericError(f"{what}. {where}. The model is damaged; use an earlier checkpoint")
+    if place:
+        return NumericError(
+            f"{what}. The first signal that is not finite is {place}, while every parameter is finite: values grew "
+            f"beyond what {str(model.params.flat.dtype).removeprefix('torch.')} can hold. Use an earlier checkpoint"
+        )
+    return NumericError(
+        f"{what}. A plain pass over the same tokens is finite, though. If you replace signals, look there; otherwise "
+        "please report this"
+    )
