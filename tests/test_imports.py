@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "check": (BELOW_CHECK, ("torch", "numpy", "transformers")),  # transformers where it is installed
     "inspect": (("core.errors",), ("numpy", "jinja2", "markupsafe", "plotly")),
     "lab": (
-        ("core", "rules", "layers", "models", "data", "train", "generate", "inspect"),
+        ("core", "rules", "layers", "models", "data", "train", "generate", "inspect", "plan"),
         ("torch", "numpy", "jinja2", "markupsafe", "latex2mathml"),
     ),
     "bundled": ((), ()),

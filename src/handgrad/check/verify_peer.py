@@ -26,7 +26,7 @@ def why_not(model: Model) -> str | None:
     if find_spec(NAME) is None:
         return f"{NAME} is not installed, so nothing was compared with it (pip install transformers)"
     try:
-        table_of(model.config, torch.float64)
+        table_of(model.config, torch.float64, {})
     except HandgradError as error:
         return f"not compared with {NAME}: {error}"
     return None
@@ -71,7 +71,7 @@ def built(model: Model) -> Any:
     """Their model in float64, with our numbers; what ours lacks (offsets of a model without any) is 0."""
     import transformers
 
-    table = {name: value for name, value in table_of(model.config, torch.float64).items() if "dtype" not in name}
+    table = {name: value for name, value in table_of(model.config, torch.float64, {}).items() if "dtype" not in name}
     ends = {"bos_token_id": None, "eos_token_id": None}
     config = transformers.AutoConfig.for_model(table.pop("model_type"), **table, **ends)
     other = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()

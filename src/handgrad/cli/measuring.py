@@ -181,7 +181,7 @@ def measure_all(folder: Path, budget: float | None, output: Output, steps: Seque
         raise FileError(f"--out {folder} is a file, and must be a folder")
     # the same trial in two steps is done once
     total = sum({t.key: t.seconds for step in chosen for t in step.trials()}.values())
-    limit = "" if budget is None else f", of which a budget of {budget:g} min is used"
+    limit = "" if budget is None else f"; a budget of {budget:g} min cuts what does not fit"
     output.note(f"{len(chosen)} steps, about {duration(total)} of work on two cores{limit}; Ctrl-C keeps what is done")
     with shown(output, total) as told, ctrl_c() as pressed:
         ran = run_steps(chosen, folder, budget, Heard(output, told), pressed)

@@ -42,7 +42,7 @@ def tanh_backward(Delta: Tensor, saved: Saved, run: Run) -> Tensor:
     du = torch.addcmul(a.new_tensor(LINEAR), a, a, value=3 * CUBIC)  # u'                of  u
     dgate = torch.addcmul(gate, gate, gate, value=-1).mul_(du)  # Φ (1 - Φ) u'           of  sigmoid(u)
     del du
-    return torch.addcmul(gate, a, dgate, out=dgate).mul_(Delta)  # Δ' ∘ (Φ + a dΦ/da)               of  a * gate
+    return torch.addcmul(gate, a, dgate, out=dgate).mul_(Delta)  # Δ' ∘ (Φ + a dΦ/da)   of  a * gate
 
 
 def erf_forward(a: Tensor, run: Run) -> tuple[Tensor, Saved]:

@@ -14,7 +14,7 @@ MISTAKES = (
     ),
     Mistake("db is a mean", linear.backward, '"b", Delta', '"b", Delta / Delta.shape[1]', "linear", "b"),
     Mistake("db from the input", linear.backward, '"b", Delta', '"b", saved.a', "square linear", "b"),
-    Mistake("bias left out", linear.forward, "y + b", "y", "linear", "forward"),
+    Mistake("bias left out", linear.forward, "y.add_(b)", "y", "linear", "forward"),
     Mistake(
         "last write wins",
         gradients.Accumulate.rows,
@@ -62,7 +62,7 @@ MISTAKES = (
     Mistake(
         "gate's slope dropped",
         gelu.tanh_backward,
-        "torch.addcmul(gate, a, dgate)",
+        "torch.addcmul(gate, a, dgate, out=dgate)",
         "dgate.mul_(a)",
         "gelu tanh",
         "Delta below",
