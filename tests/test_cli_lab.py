@@ -190,6 +190,15 @@ def test_a_budget_cuts_and_says_what(steps: list[Counted], tmp_path: Path, capsy
     assert "memory: memory 2" in (tmp_path / "lab.html").read_text(encoding="utf-8")
 
 
+def test_quick_steps_come_first_and_the_page_keeps_the_order_of_the_argument(
+    steps: list[Counted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps[0].seconds = 9.0
+    assert main.run(["lab", "all", "--out", str(tmp_path), "--json"]) == 0
+    assert next(row["trial"] for row in lines(capsys)) == "cost 0"
+    assert [step["name"] for step in saved(tmp_path)["steps"]] == ["memory", "cost"]
+
+
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(
     steps: list[Counted], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +282,14 @@ def test_progress_says_what_runs_and_how_long(steps: list[Counted], capsys: pyte
         " 25%  memory (1 of 4), 1 min 30 s left",
         " 60%  cost (2 of 4), 48 s left",
     ]
+
+
+def test_no_more_time_is_left_than_the_budget_has(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = mock.patch.object(measuring, "monotonic", side_effect=[0.0, 30.0, 60.0])
+    with clock, measuring.shown(measuring.Output(), 1000.0, 70.0) as told:
+        told("a", 100.0)
+        told("b", 200.0)
+    assert [line.split(", ")[1] for line in capsys.readouterr().err.splitlines()] == ["40 s left", "10 s left"]
 
 
 def test_the_command_line_loads_without_torch() -> None:

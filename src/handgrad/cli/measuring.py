@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -78,7 +79,7 @@ class Compared:
         counted = [(f"--{name}", getattr(self, name)) for name in counts] + [("--batch-size", self.batch)]
         wrong = [f"{option} is {n}, and must be at least 1" for option, n in counted if n < 1]
         wrong += [f"--parameters is {self.parameters}, and must be 0 or more"] if self.parameters < 0 else []
-        wrong += [] if 0 < self.lr < float("inf") else [f"--lr is {self.lr}, and must be above 0 and finite"]
+        wrong += [] if 0 < self.lr < inf else [f"--lr is {self.lr}, and must be above 0 and finite"]
         if wrong:
             raise ConfigError(problems(wrong))
 
@@ -175,7 +176,7 @@ def cells(r: Mapping[str, Any]) -> tuple[str, ...]:
 def measure_all(folder: Path, budget: float | None, output: Output, steps: Sequence[Step] | None = None) -> int:
     """Do what the folder does not hold yet, then write the page; 130 after Ctrl-C. Raises HandgradError."""
     chosen = chosen_steps(steps)
-    if budget is not None and not 0 <= budget < float("inf"):
+    if budget is not None and not 0 <= budget < inf:
         raise ConfigError(f"--budget is {budget}, and must be a number of minutes, 0 or more")
     if folder.exists() and not folder.is_dir():
         raise FileError(f"--out {folder} is a file, and must be a folder")
@@ -183,10 +184,16 @@ def measure_all(folder: Path, budget: float | None, output: Output, steps: Seque
     total = sum({t.key: t.seconds for step in chosen for t in step.trials()}.values())
     limit = "" if budget is None else f"; a budget of {budget:g} min cuts what does not fit"
     output.note(f"{len(chosen)} steps, about {duration(total)} of work on two cores{limit}; Ctrl-C keeps what is done")
-    with shown(output, total) as told, ctrl_c() as pressed:
-        ran = run_steps(chosen, folder, budget, Heard(output, told), pressed)
+    limit_s = inf if budget is None else 60 * budget
+    with shown(output, total, limit_s) as told, ctrl_c() as pressed:
+        ran = run_steps(quickest_first(chosen), folder, budget, Heard(output, told), pressed)
     written(folder, chosen, ran, budget, output)
     return INTERRUPTED if ran.interrupted else 0
+
+
+def quickest_first(steps: Sequence[Step]) -> list[Step]:
+    """So that one long training does not use up a budget in which all the quick ones had room."""
+    return sorted(steps, key=lambda step: sum(trial.seconds for trial in step.trials()))
 
 
 def report_again(folder: Path, output: Output, steps: Sequence[Step] | None = None) -> None:
@@ -256,8 +263,11 @@ def spent(folder: Path) -> float:
 
 # ---- progress -----------------------------------------------------------------------------------------------------
 @contextmanager
-def shown(output: Output, total: float) -> Iterator[Any]:
-    """Gives a `told(what, done, total=None)`: a bar on a terminal, now and then a line where there is none."""
+def shown(output: Output, total: float, limit_s: float = inf) -> Iterator[Any]:
+    """Gives a `told(what, done, kept=0)`: a bar on a terminal, now and then a line where there is none.
+
+    No more is left than until `limit_s`.
+    """
     began, last, first = monotonic(), -LINE_EVERY_S, 0.0
     bar, task = None, TaskID(0)
     if output.live:
@@ -271,7 +281,8 @@ def shown(output: Output, total: float) -> Iterator[Any]:
         nonlocal last, first
         first = max(first, kept)
         now, part = monotonic() - began, (done - first) / max(total - first, 1e-9)
-        left = f", {duration(now * (1 - part) / part)} left" if part > 0.01 and now > 2 else ""
+        left_s = min(now * (1 - part) / part if part > 0.01 and now > 2 else inf, max(limit_s - now, 0.0))
+        left = "" if left_s == inf else f", {duration(left_s)} left"
         text = f"{what}{left}".replace("[", "(").replace("]", ")")
         if bar is not None:
             bar.update(task, completed=done, what=text)

@@ -1,0 +1,116 @@
+"""What a step of the argument is: a claim, trials that could refute it, and a judgement of what they gave.
+
+A trial is one piece of work with one result, saved under its key as soon as it is done, so that a run can stop and go
+on. A step says which trials it wants, most important first; a budget cuts from the end and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import sqrt
+from statistics import mean, stdev
+from typing import Any, Protocol
+
+HOLDS, FAILS, OPEN = "holds", "does not hold here", "not measured"
+Result = dict[str, Any]  # what a trial gives: JSON's own types only
+Say = Callable[[str, float], None]  # (what is being done, part done from 0 to 1)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One piece of work.
+
+    key        names its result for ever: everything that changes the result is in it, seed included
+    seconds    what it takes on two cores, roughly
+    work       does it
+    """
+
+    key: str
+    seconds: float
+    work: Callable[[Say], Result]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured value; with an interval where it is a mean over seeds (95 %, Student's t).
+
+    >>> Number.over("accuracy", [0.9, 1.0, 0.95], "").text()
+    'accuracy 0.95 (0.826 to 1.07, n = 3)'
+    >>> Number("functions", 4096, "").text()
+    'functions 4096'
+    """
+
+    label: str
+    value: float
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+
+    @classmethod
+    def over(cls, label: str, values: Sequence[float], unit: str = "") -> Number:
+        n, middle = len(values), mean(values)
+        if n < 2:
+            return cls(label, middle, unit)
+        half = T95[min(n - 1, len(T95)) - 1] * stdev(values) / sqrt(n)
+        return cls(label, middle, unit, middle - half, middle + half, n)
+
+    def text(self) -> str:
+        said = f"{self.label} {self.value:.4g}{f' {self.unit}' if self.unit else ''}"
+        return said if self.low is None else f"{said} ({self.low:.3g} to {self.high:.3g}, n = {self.n})"
+
+
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # two-sided, by degrees of freedom
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A plot in words and data: lines of (x, y), or bars, or a field of values over a grid.
+
+    kind       "lines", "bars" or "field"
+    series     name -> {"x": [...], "y": [...], "low": [...], "high": [...]}; a field has "x", "y" and "z"
+    log        axes that are logarithmic: "", "x", "y" or "xy"
+    """
+
+    title: str
+    x: str
+    y: str
+    series: Mapping[str, Mapping[str, Sequence[Any]]]
+    kind: str = "lines"
+    log: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a step's trials came to. `verdict` is HOLDS, FAILS or OPEN; `because` says it in a sentence with numbers."""
+
+    verdict: str
+    because: str
+    numbers: Sequence[Number] = ()
+    drawings: Sequence[Drawing] = ()
+    notes: Sequence[str] = field(default=())  # what was missing, what differs from the text, what the budget cut
+
+
+class Step(Protocol):
+    """A step of the argument.
+
+    name       short and stable: "memory"
+    question   "Why not an RNN?"
+    claim      what the text says, in our words
+    formula    the step's equation, as LaTeX of docs/ (shown by the report as MathML)
+    rungs      the rungs that it compares, by name, the new one last
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def claim(self) -> str: ...
+    @property
+    def formula(self) -> str: ...
+    @property
+    def rungs(self) -> Sequence[str]: ...
+    def trials(self) -> Sequence[Trial]: ...
+    def judge(self, results: Mapping[str, Result]) -> Finding: ...
