@@ -144,15 +144,11 @@ def test_other_measurements_refute_the_claim(name, change, results):
 @pytest.mark.parametrize("tokens", [1, 4, 7])
 @pytest.mark.parametrize(("name", "units"), dependent.UNITS.items())
 def test_chains_are_those_of_the_graph(name, units, tokens):
-    """Two ways to count: chains beside the numbers, and the longest path in the graph of the computation.
-
-    Of growing memory the graph says more: it does not tell which of the states joined by `cat` is read.
-    """
+    """Two ways to count: chains beside the numbers, and the longest path in the graph of the computation."""
     layer = rung(name).build(Sizes(width=4, context=tokens, functions=2, hidden=3))
     found = dependent.counted(layer, 4, tokens, units)
     assert found == (tokens + 1 if name in dependent.RECURRENT else 2)
-    if name != "memory":
-        assert found == on_graph(layer, 4, tokens, units).units
+    assert found == on_graph(layer, 4, tokens, units).units
 
 
 @dataclass(frozen=True)

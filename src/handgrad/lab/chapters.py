@@ -49,7 +49,7 @@ CHAPTERS = (
         "pairs are added, while a network that may look back at all its earlier states goes on answering, with no "
         "more parameters.",
         r"h_t = \tanh(x_t w_x + h_{t-1} w_h + b)",
-        ("memory", "recall", "length"),
+        ("memory", "pocket", "recall", "length"),
         (
             ("Recurrent: all of the past passes through one state.", Units(recurrent=True)),
             ("Growing memory: each unit also reads all earlier states.", Units(recurrent=True, remembers=True)),

@@ -16,7 +16,7 @@ from handgrad.layers.scores import Additive
 
 H, HIDDEN = 4, 16
 WIDTHS, APART = (64, 128, 256, 512, 1024), (8, 16, 32, 64)
-SHARING = ("full_matrix", "diagonal", "v_sum")
+SHARING = {"full_matrix": "d² functions", "diagonal": "d functions", "v_sum": f"{H} functions and {H} matrices"}
 
 
 def separate(width: int, functions: int, matrices: bool = False) -> Layer:
@@ -70,14 +70,18 @@ def judged(counts: Result, sums: Result) -> Finding:
         f"{worst:.1e}; with other V_j it is not ({others:.2g})."
     )
     numbers = [
-        *(Number(f"parameters of {rung(n).title}, d = {APART[-1]}", apart[n][-1]) for n in SHARING),
+        Number(f"parameters of d² functions against {SHARING['v_sum']}, d = {APART[-1]}", full / few, "times"),
+        *(Number(f"parameters of {SHARING[n]}, d = {APART[-1]}", apart[n][-1]) for n in SHARING),
         Number("functions to fit, full matrix", APART[-1] ** 2),
         Number("largest difference, one-hot sum and diagonal", worst),
-        *(Number(f"the same with one hidden layer for all, d = {WIDTHS[-1]}: {n}", shared[n][-1]) for n in SHARING),
-        *(Number(f"power of d: {n}", slope(APART[-2:], apart[n][-2:])) for n in SHARING),
+        *(
+            Number(f"the same with one hidden layer for all, d = {WIDTHS[-1]}: {SHARING[n]}", shared[n][-1])
+            for n in SHARING
+        ),
+        *(Number(f"power of d: {SHARING[n]}", slope(APART[-2:], apart[n][-2:])) for n in SHARING),
     ]
-    lines = {rung(n).title: {"x": list(APART), "y": apart[n]} for n in SHARING}
-    more = {rung(n).title: {"x": list(WIDTHS), "y": shared[n]} for n in SHARING}
+    lines = {SHARING[n]: {"x": list(APART), "y": apart[n]} for n in SHARING}
+    more = {SHARING[n]: {"x": list(WIDTHS), "y": shared[n]} for n in SHARING}
     drawings = (
         Drawing("Parameters, a hidden layer for each function", "width d", "parameters", lines, log="xy"),
         Drawing("Parameters, one hidden layer for all functions", "width d", "parameters", more, log="xy"),

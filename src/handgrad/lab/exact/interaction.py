@@ -72,7 +72,10 @@ def work(say: Say) -> Result:
 
 
 def judged(found: Result) -> Finding:
-    n = {name: Number.over(f"interaction of {name}", values) for name, values in found["share"].items()}
+    n = {
+        name: Number.over(f"part of the variance that is interaction, {name}", values)
+        for name, values in found["share"].items()
+    }
     most = max(max(row) for row in found["by_scale"]["tanh"])
     least = min(min(row) for name in PRODUCTS for row in found["by_scale"][name])
     none, areas = max(max(row) for row in found["by_scale"]["g + h, no interaction"]), found["regions"]

@@ -74,8 +74,8 @@ def judged(real: Result, planned: Result) -> Finding:
         f"cache are {'those' if exact else 'not those'} of one pass."
     )
     numbers = [
+        Number(f"keys of the example at rank 200, of {full['keys'] / 1e9:.3g} GB", low["keys"] / 1e9, "GB"),
         Number("keys of the example, full A", full["keys"] / 1e9, "GB"),
-        Number("keys of the example, rank 200", low["keys"] / 1e9, "GB"),
         Number("values of the example, full V", full["values"] / 1e9, "GB"),
         Number("values of the example, rank 200 and W_o", both["values"] / 1e9, "GB"),
         *(Number(f"measured cache, {name}", total, "bytes") for name, total in totals.items()),

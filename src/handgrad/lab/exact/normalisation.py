@@ -96,9 +96,9 @@ def judged(grown: Result, sharp: Result, two: Result) -> Finding:
         f"is the sum to {worst:.1e}."
     )
     numbers = [
-        Number("power of growth, softmax", powers["softmax"]),
-        Number("power of growth, none", powers["low_rank"]),
-        Number("power of growth, divided by the sum", powers["divide"]),
+        Number(f"power of T in outputs under softmax, without it {powers['low_rank']:.2f}", powers["softmax"]),
+        Number("power of T in outputs, no normalisation", powers["low_rank"]),
+        Number("power of T in outputs, divided by the sum", powers["divide"]),
         Number("largest absolute sum of a row, divided by the sum", steady["divide"]),
         *(Number(f"largest weight at τ = {tau:g}", y) for tau, y in zip(TAUS, largest, strict=True)),
         *(Number(f"entropy at τ = {tau:g}", y, "nats") for tau, y in zip(TAUS, entropies, strict=True)),
