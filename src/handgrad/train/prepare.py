@@ -48,9 +48,11 @@ def prepared(model: Model, config: TrainConfig) -> Model:
 
 
 def gradient_of(model: Model, config: TrainConfig) -> Buffer | Room:
-    """What a step collects its gradient in. One buffer, where micro-batches add up in it or where it is small."""
+    """What a step collects its gradient in: one buffer where micro-batches add up in it, where it is small, and where
+    blocks are recomputed, so that no activations lie about whose memory its pieces could take."""
     layout, flat = model.params.layout, model.params.flat
-    if config.update == "inside" or (config.accumulate == 1 and flat.nbytes > LARGE):
+    pieces = config.accumulate == 1 and config.recompute != "blocks" and flat.nbytes > LARGE
+    if config.update == "inside" or pieces:
         return Room()
     return layout.zeros(flat.dtype, flat.device)
 
