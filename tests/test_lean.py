@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import handgrad as hg
-from handgrad.core import Accumulate, Chain, Layout, Run, Scan, roomy
+from handgrad.core import Accumulate, Chain, Layout, Run, Scan, Slot, gradients, roomy
 from handgrad.core.collect import Collect, Room
 from handgrad.core.compiler import no_compiler
 from handgrad.core.errors import ConfigError, NumericError, ShapeError
@@ -135,6 +135,20 @@ def test_a_pass_in_bfloat16_hands_its_factors_to_a_float32_gradient():
         grads.append(m.backward())
     assert grads[0].flat.dtype == torch.float32
     close(grads[0].flat, grads[1].flat, 0.05)
+
+
+@pytest.mark.parametrize("piece", [7, 1 << 22], ids=["cut", "whole"])
+@pytest.mark.parametrize("fresh", [True, False], ids=["over an old gradient", "from zero"])
+def test_half_precision_factors_that_are_handed_over_twice_add_up(monkeypatch, piece, fresh):
+    monkeypatch.setattr(gradients, "PIECE", piece)
+    buffer = Layout({"w": Slot((5, 3))}).zeros()
+    buffer.flat.fill_(9.0 if fresh else 0.0)
+    receiver = Accumulate.over(buffer) if fresh else Accumulate(buffer.tree)
+    draw = torch.Generator().manual_seed(0)
+    pairs = [(torch.randn(2, 11, 5, generator=draw), torch.randn(2, 11, 3, generator=draw)) for _ in range(2)]
+    for a, Delta in pairs:
+        receiver.outer("w", a.bfloat16(), Delta.bfloat16())
+    close(buffer["w"], sum(a.flatten(0, 1).mT @ Delta.flatten(0, 1) for a, Delta in pairs), 0.02)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 128])
