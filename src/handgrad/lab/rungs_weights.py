@@ -101,7 +101,7 @@ def tanh(s: Sizes) -> Layer:
     title="The interaction as a product",
     question="Does a product interact more than tanh of a sum?",
     before="tanh",
-    formula=r"f(x_\alpha, x_\beta) = x_\alpha x_\beta^t",
+    formula=r"f(x_\alpha, x_\beta) = x_\alpha x_\beta^\top",
     kept=lambda s: 2 * s.width,
 )
 def dot(s: Sizes) -> Layer:
@@ -115,7 +115,7 @@ def dot(s: Sizes) -> Layer:
     title="Products in spaces of their own",
     question="What does a matrix between the two tokens add?",
     before="dot",
-    formula=r"f_j(x_\alpha, x_\beta) = x_\alpha A_j x_\beta^t",
+    formula=r"f_j(x_\alpha, x_\beta) = x_\alpha A_j x_\beta^\top",
     kept=lambda s: 2 * s.functions * s.width,
 )
 def bilinear(s: Sizes) -> Layer:
@@ -129,7 +129,7 @@ def bilinear(s: Sizes) -> Layer:
     title="Queries and keys: the matrix of low rank",
     question="How small can what is kept of a source be?",
     before="bilinear",
-    formula=r"A_j = W_q^j (W_k^j)^t",
+    formula=r"A_j = W_q^j (W_k^j)^\top",
     kept=lambda s: s.functions * (s.r + s.width),
 )
 def low_rank(s: Sizes) -> Layer:

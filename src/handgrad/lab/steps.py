@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 from statistics import mean, stdev
 from typing import Any, Protocol
 
@@ -35,8 +35,10 @@ class Trial:
 class Number:
     """A measured value; with an interval where it is a mean over seeds (95 %, Student's t).
 
-    >>> Number.over("accuracy", [0.9, 1.0, 0.95], "").text()
-    'accuracy 0.95 (0.826 to 1.07, n = 3)'
+    >>> Number.over("gain", [0.9, 1.0, 0.95]).text()
+    'gain 0.95 (0.826 to 1.07, n = 3)'
+    >>> Number.over("accuracy", [0.9, 1.0, 0.95], within=(0.0, 1.0)).text()
+    'accuracy 0.95 (0.826 to 1, n = 3)'
     >>> Number("functions", 4096, "").text()
     'functions 4096'
     """
@@ -49,12 +51,15 @@ class Number:
     n: int = 1
 
     @classmethod
-    def over(cls, label: str, values: Sequence[float], unit: str = "") -> Number:
+    def over(
+        cls, label: str, values: Sequence[float], unit: str = "", within: tuple[float, float] = (-inf, inf)
+    ) -> Number:
+        """The interval is cut off where the value cannot lie, as an accuracy cannot above 1."""
         n, middle = len(values), mean(values)
         if n < 2:
             return cls(label, middle, unit)
         half = T95[min(n - 1, len(T95)) - 1] * stdev(values) / sqrt(n)
-        return cls(label, middle, unit, middle - half, middle + half, n)
+        return cls(label, middle, unit, max(middle - half, within[0]), min(middle + half, within[1]), n)
 
     def text(self) -> str:
         said = f"{self.label} {self.value:.4g}{f' {self.unit}' if self.unit else ''}"

@@ -61,7 +61,8 @@ class Compared:
             f"{self.task.unbound:.0%}.",
         )
         verdict = HOLDS if worst.value >= best.value + MARGIN else FAILS
-        numbers = [*measured.values(), *counts, *(x for x in steps if x is not None)]
+        first = replace(worst, label=f"{worst.label}, {best.label} {best.value:.2f}")
+        numbers = [first, *measured.values(), *counts, *(x for x in steps if x is not None)]
         return Finding(verdict, because, numbers, (Drawing("Recall", "rung", "accuracy", bars, "bars"),), notes)
 
     def accuracy(self, name: str, results: Mapping[str, Result]) -> Number | None:

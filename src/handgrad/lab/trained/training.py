@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from handgrad.lab.fit import Fit, key_of, train
@@ -69,7 +70,8 @@ def number(label: str, results: Sequence[Result], of: str | Callable[[Result], f
     """The mean over seeds with its interval; None where no seed has the value. A network that diverged recalls 0."""
     take = of if callable(of) else partial(value, of)
     values = [v for v in map(take, results) if v is not None]
-    return Number.over(label, values) if values else None
+    within = (0.0, 1.0) if of == "accuracy" else (-inf, inf)
+    return Number.over(label, values, within=within) if values else None
 
 
 def value(name: str, result: Result) -> float | None:
