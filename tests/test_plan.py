@@ -116,16 +116,21 @@ def test_the_peak_and_the_flops_are_those_of_a_real_step(name: str) -> None:
     assert real.products == planned.trace.products
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # which the switch of oneDNN warns of
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_peak_is_what_torch_allocates(name: str) -> None:
-    """An oracle that knows nothing of traces: the events of torch's own allocator, inside operators too."""
+    """An oracle that knows nothing of traces: the events of torch's own allocator, inside operators too.
+
+    Without oneDNN, whose products in bfloat16 take a workspace that differs from processor to processor.
+    """
     shape, config = CONFIGURATIONS[name]
     _, step = trainer(shape, config)
-    step()
-    with Trace() as real:
+    with torch.backends.mkldnn.flags(enabled=False):
         step()
-        before = real.live
-    assert allocated(step) == plan(shape, config).peak_bytes - before
+        with Trace() as real:
+            step()
+            before = real.live
+        assert allocated(step) == plan(shape, config).peak_bytes - before
 
 
 def test_the_products_of_a_linear_network_by_hand() -> None:

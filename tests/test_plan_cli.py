@@ -16,7 +16,7 @@ from handgrad.cli.planning import Asked, resolved
 from handgrad.cli.settings import resolve
 from handgrad.plan import calibrate
 from handgrad.plan.calibrate import SIZES, Calibration, calibration, machine, names, read
-from handgrad.plan.heap import SPARE, Heap
+from handgrad.plan.heap import DESCRIPTION, KEPT, SPARE, Heap
 from handgrad.plan.trace import Product, Trace
 
 SMALL = ["--layers", "2", "--heads", "2", "--width", "32", "--batch-size", "3"]
@@ -178,7 +178,8 @@ def test_rates_measured_here_are_rates() -> None:
     assert a.stride(-2) == 1
 
 
-def test_a_hole_is_used_again_by_smaller_blocks_and_joined_with_its_neighbours() -> None:
+def test_a_hole_is_used_again_by_smaller_blocks_and_joined_with_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handgrad.plan.heap.DESCRIPTION", ())
     heap = Heap(mapped_from=1 << 20)
     for key in "abcd":
         heap.take(key, 10_000)
@@ -198,6 +199,32 @@ def test_a_hole_is_used_again_by_smaller_blocks_and_joined_with_its_neighbours()
     for key in "adf":
         heap.give(key)
     assert (heap.end, heap.holes, heap.held) == (0, [], before)
+
+
+def test_what_describes_a_block_keeps_its_neighbours_apart() -> None:
+    """a, then its description, then b, …: once a and b are free, c's description still lies between their holes."""
+    heap = Heap(mapped_from=1 << 20)
+    for key in "ab":
+        heap.take(key, 10_000)
+    heap.give("a")
+    heap.take("c", 100)  # at the beginning of a's hole, and its description in what a's left behind
+    heap.give("b")
+    held = heap.held
+    heap.take("d", 19_000)
+    assert heap.held > held
+    assert all(len(starts) <= KEPT for starts in heap.kept.values())
+
+
+def test_descriptions_that_are_given_up_are_kept_and_used_first() -> None:
+    heap = Heap(mapped_from=1 << 20)
+    for i in range(KEPT + 3):
+        heap.take(i, 10_000)
+    places = [heap.beside[i] for i in range(KEPT + 3)]
+    for i in range(KEPT + 3):
+        heap.give(i)
+    assert [len(starts) for starts in heap.kept.values()] == [KEPT] * len(DESCRIPTION)
+    heap.take("next", 10_000)
+    assert heap.beside["next"] == places[KEPT - 1]
 
 
 LLAMA = {

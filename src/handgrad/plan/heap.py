@@ -7,6 +7,10 @@ the end; holes side by side become one; the heap does not shrink while a trainin
 by `SPARE`: a hole left by a block of the same size between two neighbours is too small by that much, and stays empty.
 Whether a block happens to be aligned anyway depends on where the system put the heap, which differs from run to run:
 this model always pays, and the same program may hold up to a quarter more or less in the next run (docs/plan.md).
+
+Beside each block torch makes small objects that describe it and live as long: `DESCRIPTION`. They are cut from the same
+heap, often out of the end of a hole between two blocks, and keep the two from becoming one hole later. Of each size
+glibc keeps the last `KEPT` that were freed for the next of that size, and joins those with nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +23,13 @@ ALIGNMENT = 64  # torch's, on a CPU
 LEAST = 32  # glibc's smallest block
 SPARE = ALIGNMENT + LEAST
 PAGE = 4096
+DESCRIPTION = (
+    112,
+    192,
+    320,
+    32,
+)  # bytes of torch's storage, of its tensor in two parts, and of the pointer to the data
+KEPT = 7
 
 
 @dataclass
@@ -30,7 +41,7 @@ class Heap:
     ...     heap.take(key, 1000)
     >>> heap.give("b")
     >>> heap.take("d", 1000)  # b's hole is too small to find an aligned 1000 bytes in
-    >>> heap.held - 4 * 1008
+    >>> heap.held - 4 * 1008 - 3 * sum(DESCRIPTION)  # b's description is used again
     96
     """
 
@@ -43,6 +54,10 @@ class Heap:
     holes: list[tuple[int, int]] = field(default_factory=list)  # (size, start), sorted
     starts: dict[int, int] = field(default_factory=dict)  # hole's start -> size
     ends: dict[int, int] = field(default_factory=dict)  # hole's end -> size
+    beside: dict[Hashable, list[int]] = field(default_factory=dict)  # key -> starts of its description's parts
+    kept: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # size of a part -> starts of freed ones, last in first out
 
     @property
     def held(self) -> int:
@@ -55,7 +70,8 @@ class Heap:
             self.blocks[key] = (None, size)
         elif nbytes:
             size = max(LEAST, -(-(nbytes + 8) // 16) * 16)
-            self.blocks[key] = (self._cut(size), size)
+            self.blocks[key] = (self._cut(size, SPARE), size)
+            self.beside[key] = [self._small(n) for n in DESCRIPTION]
         self.peak = max(self.peak, self.held)
 
     def give(self, key: Hashable) -> None:
@@ -64,16 +80,28 @@ class Heap:
             self.mapped -= size
         elif size:
             self._join(start, size)
+            for at, n in zip(self.beside.pop(key), DESCRIPTION, strict=True):
+                self._drop(at, n)
 
-    def _cut(self, size: int) -> int:
-        i = bisect_left(self.holes, (size + SPARE, -1))
+    def _small(self, size: int) -> int:
+        return kept.pop() if (kept := self.kept.get(size)) else self._cut(size, 0)
+
+    def _drop(self, start: int, size: int) -> None:
+        if len(kept := self.kept.setdefault(size, [])) < KEPT:
+            kept.append(start)
+        else:
+            self._join(start, size)
+
+    def _cut(self, size: int, spare: int) -> int:
+        i = bisect_left(self.holes, (size + spare, -1))
         if i == len(self.holes):
             start, self.end = self.end, self.end + size
-            self.grown = max(self.grown, self.end + SPARE)
+            self.grown = max(self.grown, self.end + spare)
             return start
         hole, start = self.holes[i]
         self._remove(hole, start)
-        self._add(hole - size, start + size)
+        if hole > size:
+            self._add(hole - size, start + size)
         return start
 
     def _join(self, start: int, size: int) -> None:

@@ -23,7 +23,7 @@ CACHE_DTYPES = DTYPES | {"float16": torch.float16}
 # A plan runs the step's code, some 20,000 operators a second, and angles of positions are real numbers.
 MOST_CONTEXT, MOST_ANGLES, MOST_IN_STEP = 1 << 18, 1 << 25, 100_000
 MOST_PARAMETERS = 10**13
-STEPS = 2  # the first one also makes what is kept for good, such as masks
+STEPS = 3  # the first one also makes what is kept for good, such as masks, and later ones find holes of other sizes
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Setup:
         tokens, targets = self.batches[0]
         run = Run(implementation=self.config.implementation, seed=0)
         with Trace() as trace:
-            for _ in range(STEPS):  # after the first pass, masks are there
+            for _ in range(2):  # after the first pass, masks are there
                 self.model.pending = None
                 trace.see(self.model.params.flat, tokens, targets)
                 before = trace.live
