@@ -50,7 +50,7 @@ def render(data: ReportData) -> str:
         "error": error_plot(data.error_sizes),
     }
     figures = {name: plot.figure for name, plot in plots.items() if plot.figure is not None}
-    plotly, script = _plotly_script(), _template_text("report.js")
+    plotly, script = _plotly_script(), _template_text("page.js") + _template_text("report.js")
     page: str = (
         _environment()
         .get_template("report.html")

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import ChoiceLoader, Environment, PackageLoader
 from markupsafe import Markup, escape
 
 from handgrad.inspect import report as page
@@ -63,7 +63,7 @@ def render(record: Mapping[str, Any]) -> str:
         for name, shown in plots
         if shown.plot.figure is not None
     }
-    plotly, script = page._plotly_script(), text("lab.js")
+    plotly, script = page._plotly_script(), page._template_text("page.js") + text("lab.js")
     rendered: str = (
         environment()
         .get_template("lab.html")
@@ -165,7 +165,9 @@ def formula(latex: str) -> Markup:
 @cache
 def environment() -> Environment:
     """The report's own, with the templates and the words of this page."""
-    found = page._environment().overlay(loader=PackageLoader("handgrad.lab", "templates"))
+    theirs = page._environment()
+    loader = ChoiceLoader([PackageLoader("handgrad.lab", "templates"), theirs.loader])
+    found = theirs.overlay(loader=loader)
     found.globals |= {"interval": interval, "value": value, "formula": formula, "KINDS": KINDS, "Markup": Markup}
     found.globals |= {"LINES": LINES_OF_DIFFERENCE}
     return found

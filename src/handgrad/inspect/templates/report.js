@@ -1,55 +1,16 @@
-"use strict";
 (() => {
-  const page = JSON.parse(document.getElementById("page-data").textContent);
-  const root = document.documentElement;
-  const PRINT_WIDTH = 640;
-  const CONFIG = { displayModeBar: false, responsive: false, doubleClick: "reset" };
-  const printing = () => root.classList.contains("printing");
-  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;")
     .replace(/\$/g, "&#36;");
   const weightText = (weight) => (weight === 0 ? "0" : weight.toFixed(4));
 
   // ---- plots that the page brings as figures -------------------------------------------------------------------
-  function themed(layout, width) {
-    const narrow = width < 520;
-    const still = matchMedia("(pointer: coarse)").matches;
-    const axis = (given) => ({
-      gridcolor: colour("plot-grid"), linecolor: colour("line"), tickcolor: colour("line"),
-      fixedrange: still, ...given,
-      title: { ...given.title, font: { size: narrow ? 12 : 13, color: colour("muted") } },
-    });
-    const styled = {
-      ...layout,
-      width,
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: colour("sans"), size: narrow ? 11.5 : 13, color: colour("text") },
-      hoverlabel: {
-        bgcolor: colour("panel"), bordercolor: colour("line"),
-        font: { color: colour("text"), family: colour("sans"), size: 13 }, align: "left",
-      },
-      dragmode: still ? false : "zoom",
-      xaxis: axis(layout.xaxis), yaxis: axis(layout.yaxis),
-      annotations: (layout.annotations || []).map((label) => ({
-        ...label, font: { size: 12, color: colour("plot-reference") },
-      })),
-    };
-    if (narrow && layout.meta && layout.meta.narrow_ticktext) {
-      styled.yaxis.ticktext = layout.meta.narrow_ticktext;
-    }
-    return styled;
+  function coloured(trace) {
+    const own = colour(`plot-${trace.meta}`);
+    const line = colour(`plot-${trace.meta}-line`) || own;
+    return { ...trace, line: { ...trace.line, color: line }, marker: { ...trace.marker, color: own } };
   }
 
-  function drawFigure(box) {
-    const figure = page.figures[box.dataset.plot];
-    const data = figure.data.map((trace) => {
-      const own = colour(`plot-${trace.meta}`);
-      const line = colour(`plot-${trace.meta}-line`) || own;
-      return { ...trace, line: { ...trace.line, color: line }, marker: { ...trace.marker, color: own } };
-    });
-    const width = printing() ? PRINT_WIDTH : box.clientWidth;
-    Plotly.react(box, data, themed(figure.layout, width), CONFIG);
-  }
+  const drawFigures = () => document.querySelectorAll("[data-plot]").forEach((box) => draw(box, coloured));
 
   // ---- attention -------------------------------------------------------------------------------------------------
   // Eleven colours from no weight to the largest, equal steps of lightness (OKLab), each scale fading into its page.
@@ -259,7 +220,7 @@
 
   // ---- start -----------------------------------------------------------------------------------------------------
   function drawAll() {
-    document.querySelectorAll("[data-plot]").forEach(drawFigure);
+    drawFigures();
     if (maps.length) { drawScale(); drawMap(); drawSentence(); }
   }
 
@@ -270,19 +231,9 @@
     drawScale();
     choose(maps.length - 1);
   }
-  document.querySelectorAll("[data-plot]").forEach(drawFigure);
+  drawFigures();
   document.querySelectorAll("#parameter-table thead button").forEach((button, column) => {
     button.addEventListener("click", () => sortBy(find("parameter-table"), column));
   });
-  night.addEventListener("change", drawAll);
-  let width = root.clientWidth;
-  let waiting = 0;
-  addEventListener("resize", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => {
-      if (root.clientWidth !== width && !printing()) { width = root.clientWidth; drawAll(); }
-    }, 120);
-  });
-  addEventListener("beforeprint", () => { root.classList.add("printing"); drawAll(); });
-  addEventListener("afterprint", () => { root.classList.remove("printing"); drawAll(); });
+  whenChanged(drawAll);
 })();
