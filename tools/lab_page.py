@@ -65,9 +65,13 @@ def measured(step: Mapping[str, Any]) -> list[str]:
     out = [f"*{cell(step['claim'])}*\n", f"**{finding['verdict']}**: {cell(finding['because'])}\n"]
     if finding["numbers"]:
         out += ["| measured | value | 95 % interval |", "| --- | --- | --- |"]
-        out += [f"| {cell(n['label'])} | {cell(value(n))} | {interval(n)} |" for n in finding["numbers"]]
+        out += [f"| {cell(labelled(n))} | {cell(value(n))} | {interval(n)} |" for n in finding["numbers"]]
         out.append("")
     return out + [f"- {cell(note)}" for note in finding["notes"]] + [""] * bool(finding["notes"])
+
+
+def labelled(n: Mapping[str, Any]) -> str:
+    return n["label"] + (f" (against {n['against']})" if n.get("against") else "")
 
 
 def cell(text: str) -> str:

@@ -128,7 +128,7 @@ def check_finding(finding: Any, where: str) -> None:
     need(all(isinstance(note, str) for note in finding["notes"]), f"{where}: a note is no text")
     for number in finding["numbers"]:
         known = Number(**number)
-        texts(number, ("label", "unit"), where)
+        texts(asdict(known), ("label", "unit", "against"), where)
         need(all(is_number(v) for v in (known.value, known.low, known.high, known.n)), f"{where}: no number")
     for one in finding["drawings"]:
         known_drawing = Drawing(**one)

@@ -21,7 +21,7 @@ from handgrad.lab.chapters import CHAPTERS, DECIDES, Chapter
 from handgrad.lab.formula import mathml
 from handgrad.lab.plots import Drawn, drawn
 from handgrad.lab.record import checked
-from handgrad.lab.steps import FAILS, HOLDS, OPEN
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, SHARE
 
 KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # verdict -> class of the style sheet
 LINES_OF_DIFFERENCE = 60
@@ -134,21 +134,29 @@ def value(n: Mapping[str, Any]) -> str:
 
     >>> value({"value": 4096.0, "unit": "functions"}), value({"value": None, "unit": ""})
     ('4096 functions', 'not a number')
+    >>> value({"value": 0.4548, "unit": SHARE})
+    '45.5 %'
     """
-    return " ".join(part for part in (figure(n["value"]), n["unit"]) if part)
+    return " ".join(part for part in (figure(n["value"], n["unit"]), n["unit"] if n["unit"] != SHARE else "") if part)
 
 
-def figure(x: float | None) -> str:
-    return "not a number" if x is None else number(float(x))
+def figure(x: float | None, unit: str = "") -> str:
+    if x is None:
+        return "not a number"
+    return f"{number(round(100 * float(x), 1))} %" if unit == SHARE else number(float(x))
 
 
 def interval(n: Mapping[str, Any]) -> str:
     """Its 95 % interval, where it is a mean; empty otherwise."""
-    return "" if n.get("low") is None else f"{figure(n['low'])} to {figure(n['high'])} (n = {n['n']})"
+    if n.get("low") is None:
+        return ""
+    low, high = (figure(n[end], n["unit"]) for end in ("low", "high"))
+    return f"{low} to {high} (n = {n['n']})"
 
 
 def told(n: Mapping[str, Any]) -> str:
-    return f"{n['label']}: {value(n)}" + (f", {interval(n)}" if interval(n) else "")
+    against = f", against: {n['against']}" if n.get("against") else ""
+    return f"{n['label']}: {value(n)}" + (f", {interval(n)}" if interval(n) else "") + against
 
 
 def formula(latex: str) -> Markup:

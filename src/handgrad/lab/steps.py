@@ -12,6 +12,7 @@ from math import inf, sqrt
 from statistics import mean, stdev
 from typing import Any, Protocol
 
+SHARE = "share"  # unit of a number from 0 to 1 that people read as a percentage
 HOLDS, FAILS, OPEN = "holds", "does not hold here", "not measured"
 Result = dict[str, Any]  # what a trial gives: JSON's own types only
 Say = Callable[[str, float], None]  # (what is being done, part done from 0 to 1)
@@ -33,7 +34,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Number:
-    """A measured value; with an interval where it is a mean over seeds (95 %, Student's t).
+    """A measured value; with an interval where it is a mean over seeds (95 %, Student's t). `against` says what it
+    is to be compared with, number included.
 
     >>> Number.over("gain", [0.9, 1.0, 0.95]).text()
     'gain 0.95 (0.826 to 1.07, n = 3)'
@@ -49,6 +51,7 @@ class Number:
     low: float | None = None
     high: float | None = None
     n: int = 1
+    against: str = ""
 
     @classmethod
     def over(

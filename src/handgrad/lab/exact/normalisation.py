@@ -96,7 +96,9 @@ def judged(grown: Result, sharp: Result, two: Result) -> Finding:
         f"is the sum to {worst:.1e}."
     )
     numbers = [
-        Number(f"power of T in outputs under softmax, without it {powers['low_rank']:.2f}", powers["softmax"]),
+        Number(
+            "power of T in outputs under softmax", powers["softmax"], against=f"without it {powers['low_rank']:.2f}"
+        ),
         Number("power of T in outputs, no normalisation", powers["low_rank"]),
         Number("power of T in outputs, divided by the sum", powers["divide"]),
         Number("largest absolute sum of a row, divided by the sum", steady["divide"]),

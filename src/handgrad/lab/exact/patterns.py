@@ -61,7 +61,7 @@ def judged(found: Result) -> Finding:
         f"W_2 {', '.join(f'{stored[str(n)]} by {n} units' for n in UNITS)}."
     )
     numbers = (
-        Number(f"patterns stored with W_2, {UNITS[-1]} units, without it {stored['none']}", stored[widest]),
+        Number(f"patterns stored with W_2, {UNITS[-1]} units", stored[widest], against=f"without it {stored['none']}"),
         Number("patterns stored without W_2", stored["none"]),
         *(Number(f"patterns stored with W_2, {n} units", stored[str(n)]) for n in UNITS[:-1]),
         Number("features of the stream", WIDTH),

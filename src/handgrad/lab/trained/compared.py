@@ -61,7 +61,7 @@ class Compared:
             f"{self.task.unbound:.0%}.",
         )
         verdict = HOLDS if worst.value >= best.value + MARGIN else FAILS
-        first = replace(worst, label=f"{worst.label}, {best.label} {best.value:.2f}")
+        first = replace(worst, against=f"{best.label} {best.value:.0%}")
         numbers = [first, *measured.values(), *counts, *(x for x in steps if x is not None)]
         return Finding(verdict, because, numbers, (Drawing("Recall", "rung", "accuracy", bars, "bars"),), notes)
 

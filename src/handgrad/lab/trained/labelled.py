@@ -61,7 +61,7 @@ def sure(label: str, results: Sequence[Result], of: str = "accuracy") -> Number:
 def shown(of: Found, label: str, what: str = "accuracy", unit: str = "") -> list[Number]:
     """One number for every label that has it; `label` is written with {} where the label stands."""
     made = [number(label.format(name), results, what) for name, results in of.items()]
-    return [replace(x, unit=unit) for x in made if x is not None]
+    return [replace(x, unit=unit or x.unit) for x in made if x is not None]
 
 
 def counts(of: Found) -> list[Number]:

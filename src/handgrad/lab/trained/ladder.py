@@ -55,7 +55,7 @@ def judged(of: Found) -> Finding:
     )
     timed = {title: sure(f"seconds to train: {title}", results, "seconds") for title, results in rows.items()}
     numbers = [
-        replace(whole, label=f"accuracy of the Transformer, of the two-layer RNN {first.value:.2f}"),
+        replace(whole, label="recall of the Transformer", against=f"two-layer RNN {percent(first)}"),
         *n.values(),
         *(Number(f"parameters: {title}", results[0]["stack_parameters"]) for title, results in rows.items()),
         *(replace(x, unit="s") for x in timed.values()),
@@ -110,7 +110,7 @@ def judged_price(of: Found) -> Finding:
     )
     per_step = {name: number("", [seconds(x) for x in of[name]], "milliseconds") for name in n}
     numbers = [
-        Number(f"bytes kept after {TOKENS} tokens, against those of the LSTM", ratio, "times"),
+        Number(f"bytes kept after {TOKENS} tokens", ratio, "times those of the LSTM"),
         *(Number(f"bytes kept after {TOKENS} tokens: {rung(name).title}", there[name], "bytes") for name in there),
         Number(f"pairs compared in a layer, {TOKENS} tokens", pairs),
         *n.values(),

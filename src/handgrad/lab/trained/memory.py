@@ -94,7 +94,7 @@ class Memory:
         )
         compared = sides(at, [x for x in again if x is not None])
         first = [
-            Number(f"{pairs} pairs: {worst.label}, the best fixed memory {best:.2f}", worst.value)
+            replace(worst, label=f"worst growing memory, {pairs} pairs", against=f"best fixed memory {best:.0%}")
             for pairs, best, worst in reversed(compared)
         ]
         task = base("rnn", MAIN).task

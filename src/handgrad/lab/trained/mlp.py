@@ -51,8 +51,12 @@ def judged(of: Found) -> Finding:
         + "."
         + (f" An activation alone, at width {wider().width}, learns {n[EQUAL].value:.0f}." if EQUAL in n else "")
     )
-    gained = f"patterns with W_2, an activation alone {n[ALONE].value:.0f}, d = {WIDTH}"
-    numbers = [replace(n["W_2"], label=gained), *n.values(), *counts(of)]
+    gained = f"patterns with W_2, of {TASK.patterns}"
+    numbers = [
+        replace(n["W_2"], label=gained, against=f"an activation alone {n[ALONE].value:.0f}, in {WIDTH} features"),
+        *n.values(),
+        *counts(of),
+    ]
     loss = [sure(f"loss: {label}", rows, "loss_nats") for label, rows in of.items() if number("", rows, "loss_nats")]
     notes = (
         f"One layer; answers to {TASK.side} × {TASK.side} pairs of tokens, drawn without a rule, all of them in every "

@@ -58,7 +58,7 @@ def judged(of: Found) -> Finding:
         + said
     )
     numbers = [
-        replace(soft, label=f"accuracy under softmax, without it at best {best.value:.2f}"),
+        replace(soft, label="recall under softmax", against=f"without it at best {percent(best)}"),
         *shown(of, "accuracy: {}"),
         *shown(of, "loss: {}", "loss_nats", "nats"),
         *shown(of, "entropy after training: {}", "entropy_after", "nats"),

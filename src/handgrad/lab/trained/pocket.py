@@ -66,7 +66,7 @@ def judged(of: Found) -> Finding:
     )
     titled = {rung(name).title: rows for name, rows in of.items()}
     numbers = [
-        replace(worst, label=f"{worst.label}, the best fixed memory {best.value:.2f}"),
+        replace(worst, against=f"best fixed memory {percent(best)}"),
         *n.values(),
         *shown(titled, "loss: {}", "loss_nats", "nats"),
         *counts(titled),

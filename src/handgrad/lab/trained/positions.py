@@ -30,7 +30,7 @@ def judged(of: Found) -> Finding:
         "; amounts told and corrected: " + ", ".join(f"{x.label[8:]} {percent(x)}" for x in told) if told else ""
     )
     numbers = [
-        replace(gone, label=f"{gone.label}, with them {there.value:.2f}"),
+        replace(gone, against=f"with them {percent(there)}"),
         *shown(of, "accuracy: {}"),
         *shown(of, "loss: {}", "loss_nats", "nats"),
         *counts(of),
@@ -85,7 +85,11 @@ def judged_sparse(of: Found) -> Finding:
     said = ", ".join(f"{label} {percent(n[label])} from {read[label]} pairs" for label in SPARSE_RUNGS)
     fits = n[FITTING].value >= max(n[ALL].value - MARGIN, n[NEAR].value + MARGIN)
     numbers = [
-        replace(n[SMALL], label=f"accuracy with half of the facts outside of the pattern, else {n[FITTING].value:.2f}"),
+        replace(
+            n[SMALL],
+            label="recall with half of the facts outside of the pattern",
+            against=f"all inside {percent(n[FITTING])}",
+        ),
         *n.values(),
         *(Number(f"pairs read in a head: {label}", count) for label, count in read.items()),
         *shown(of, "loss: {}", "loss_nats", "nats"),

@@ -11,7 +11,7 @@ from typing import Any
 from handgrad.lab.fit import Fit, key_of, train
 from handgrad.lab.rung import Sizes, parameters
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import Number, Result, Say, Trial
+from handgrad.lab.steps import SHARE, Number, Result, Say, Trial
 from handgrad.lab.tasks import Task
 
 SEEDS = (0, 1, 2)
@@ -70,8 +70,8 @@ def number(label: str, results: Sequence[Result], of: str | Callable[[Result], f
     """The mean over seeds with its interval; None where no seed has the value. A network that diverged recalls 0."""
     take = of if callable(of) else partial(value, of)
     values = [v for v in map(take, results) if v is not None]
-    within = (0.0, 1.0) if of == "accuracy" else (-inf, inf)
-    return Number.over(label, values, within=within) if values else None
+    unit, within = (SHARE, (0.0, 1.0)) if of == "accuracy" else ("", (-inf, inf))
+    return Number.over(label, values, unit, within) if values else None
 
 
 def value(name: str, result: Result) -> float | None:
