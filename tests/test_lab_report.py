@@ -85,7 +85,7 @@ def test_every_chapter_is_there_without_any_result() -> None:
     text = shown(a_record({}))
     page = Page(text)
     ids = [attributes.get("id") for tag, attributes in page.tags if tag == "section"]
-    assert ids == ["answers", *(chapter.name for chapter in CHAPTERS), "run"]
+    assert ids == ["answers", *(chapter.name for chapter in CHAPTERS), "words", "run"]
     assert text.count("This run has no result here.") == len(CHAPTERS)
     for chapter in CHAPTERS:
         part = section(text, chapter.name)
@@ -119,7 +119,10 @@ def test_a_finding_is_shown_with_its_numbers_interval_plots_and_verdict() -> Non
     text = shown(a_record({"memory": FOUND, "functions": Finding(FAILS, "No.", notes=["one seed was cut"])}))
     part, page = section(text, "memory"), Page(text)
     assert "<strong>holds</strong> The RNN answers 25 %." in part
-    assert '<th scope="row">recall</th><td class="number">0.25</td><td>−0.3853 to 0.8853 (n = 2)</td>' in part
+    assert (
+        '<th scope="row">recall</th><td class="number">0.25</td><td class="interval">−0.3853 to 0.8853 (n = 2: 0.2; 0.3)</td>'
+        in part
+    )
     assert "0.5 (0.4 to 0.6)" in part  # the plot's values, for who has no script
     assert part.count("data-plot=") == 3
     assert {*page.data["figures"]} == {"memory-0-0", "memory-1-0", "memory-2-0"}
@@ -131,7 +134,7 @@ def test_a_finding_is_shown_with_its_numbers_interval_plots_and_verdict() -> Non
 def test_the_table_at_the_top_answers_with_a_number_and_the_deciding_verdict() -> None:
     steps = a_record({"memory": FOUND, "cost": Finding(FAILS, "Less.", [Number("time", 4.0, "×")])})["steps"]
     by_question = {answer.question: answer for answer in answers(steps)}
-    assert by_question["Why not an RNN?"].number == "recall: 0.25, −0.3853 to 0.8853 (n = 2)"
+    assert by_question["Why not an RNN?"].number == "recall: 0.25, −0.3853 to 0.8853 (n = 2: 0.2; 0.3)"
     assert by_question["Why not an RNN?"].kind == "holds"
     assert by_question["What is the price?"][1:4] == ("time: 4 ×", "Less.", FAILS)  # answered by the chapter of cost
     assert by_question["Why softmax?"][1:4] == ("no number yet", "", OPEN)
@@ -338,7 +341,7 @@ def test_a_recorded_run_becomes_a_page_of_the_docs(tmp_path: Path) -> None:
     assert lab_page.main(["--from", str(tmp_path / "run")]) == 0
     text = lab_page.PAGE.read_text(encoding="utf-8")
     assert (
-        "| [Why not an RNN?](#memory) | recall: 0.25, −0.3853 to 0.8853 (n = 2). The RNN answers 25 %. | holds |"
+        "| [Why not an RNN?](#memory) | recall: 0.25, −0.3853 to 0.8853 (n = 2: 0.2; 0.3). The RNN answers 25 %. | holds |"
         in text
     )
     assert "**holds**: The RNN answers 25 %." in text

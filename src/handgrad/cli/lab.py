@@ -14,7 +14,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=False,
     help="Rebuild the Transformer from an RNN, one choice at a time, and measure each.\n\n"
-    "Try: handgrad lab list; handgrad lab run rnn softmax; handgrad lab all --out runs/lab --budget 20",
+    "Try: handgrad lab list; handgrad lab run rnn transformer; handgrad lab all --out runs/lab --budget 20",
 )
 
 
@@ -49,7 +49,7 @@ def run(
     steps: Annotated[int, typer.Option(help="Training steps, fewer where the task is solved.", metavar="N")] = 500,
     width: Annotated[int, typer.Option(help="Width of the networks.", metavar="N")] = 64,
     layers: Annotated[int, typer.Option(help="Layers of the networks.", metavar="N")] = 2,
-    functions: Annotated[int, typer.Option(help="Functions of a weight, or heads.", metavar="N")] = 4,
+    functions: Annotated[int, typer.Option(help="Functions of a weight, or heads.", metavar="N")] = 2,
     parameters: Annotated[
         int, typer.Option(help="Give each the width that brings its layers nearest to N; 0 is off.", metavar="N")
     ] = 0,
@@ -61,7 +61,7 @@ def run(
 
     All see the same data for the same seed. Ctrl-C ends with what is there.
 
-    Try: handgrad lab run rnn lstm softmax --set pairs=4
+    Try: handgrad lab run rnn lstm transformer --set pairs=4
     """
     output = output_of(context, json)
     with waiting("loading torch", output.live):

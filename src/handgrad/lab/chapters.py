@@ -44,10 +44,10 @@ CHAPTERS = (
         "Why not an RNN?",
         "A recurrent network reads one token after another and keeps what it has read in a state of fixed size. "
         "Every new token is written into the same few numbers, so the more facts a text holds, the more of them "
-        "share a place. An LSTM manages that space better; it does not get more of it. The test stores pairs of a "
+        "share a place. An LSTM has gates to manage that space; it does not get more of it. The test stores pairs of a "
         "key and a value and asks for some of them later. If the argument is right, RNN and LSTM recall less as "
-        "pairs are added, while a network that may look back at all its earlier states goes on answering, with no "
-        "more parameters.",
+        "pairs are added, while a network that may look back at all its earlier states goes on answering, also where "
+        "parameters are equal.",
         r"h_t = \tanh(x_t w_x + h_{t-1} w_h + b)",
         ("memory", "pocket", "recall", "length"),
         (
@@ -103,8 +103,8 @@ CHAPTERS = (
         "Too many functions, and a sum of a few matrices",
         "Why V?",
         "A weight between two units is a matrix of d × d entries, and each entry would be a function with "
-        "parameters of its own. A diagonal needs d functions, still hundreds, and can only rescale coordinates. "
-        "But a diagonal is also a sum: for each coordinate one function times a matrix that has a single one in "
+        "parameters of its own. A diagonal needs d functions, still hundreds, and can only rescale each coordinate by "
+        "itself. But a diagonal is also a sum: for each coordinate one function times a matrix that has one 1 in "
         "it. Nothing says that these matrices must be so poor. Make H matrices parameters, and let H functions "
         "tell how much of each a pair of tokens uses: the count is now ours to choose. The coefficients depend on "
         "the text, the matrices do not. They are the V of attention.",
@@ -232,9 +232,9 @@ CHAPTERS = (
         r"\text{all pairs } \frac{T(T+1)}{2} \qquad \text{a window of } W \text{: at most } T W",
         ("cost", "window", "quadratic", "sparse"),
         (
-            ("All pairs.", Units(reach=ALL, layers=1)),
-            ("A window of two.", Units(reach=WINDOW, layers=1)),
-            ("The first block and its own.", Units(reach=BLOCKS, layers=1)),
+            ("All pairs.", Units(reach=ALL, layers=1, places=6)),
+            ("A window of two.", Units(reach=WINDOW, layers=1, places=6)),
+            ("The first block of two and its own.", Units(reach=BLOCKS, layers=1, places=6)),
         ),
         rungs=("window", "block_sparse"),
     ),
@@ -266,7 +266,7 @@ CHAPTERS = (
         "What is the price?",
         "None of this was free. The recurrent network spends a fixed amount on each token and keeps a fixed "
         "amount; the Transformer spends something on each pair and keeps something of every token. That is the "
-        "bargain: recall that does not fade, computed in parallel, against work that grows with the square of the "
+        "bargain: recall of more facts, computed in parallel, against work that grows with the square of the "
         "length and memory that grows with the length. Sizes also follow what present machines are fast at, large "
         "products of dense matrices. With other machines, or a better memory of fixed size, another choice may "
         "win; these figures are what it has to beat.",
@@ -284,6 +284,7 @@ CHAPTERS = (
 DECIDES = {
     "weights": ("arguments", "source"),
     "interaction": ("product", "interaction"),
+    "normalisation": ("softmax", "normalisation"),
     "mlp": ("patterns", "mlp", "w_2", "key-value"),
     "price": ("price", "cost", "window"),
 }

@@ -14,6 +14,7 @@ from handgrad.inspect.plots import Plot
 from handgrad.inspect.text import number, plot_text, printable, shorten
 
 ROLES = 8
+STANDING = 7  # more bars than these lie, so that their names can be read
 ROWS = 60  # of a table below a plot
 CELLS = 32  # of a side of a field of counted places, drawn cell by cell
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -97,6 +98,8 @@ def band(i: int, x: Sequence[Any], series: Mapping[str, Any]) -> list[dict[str, 
 
 def bars(drawing: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
     traces, missing = [], 0
+    most = max((len(series["x"]) for series in drawing["series"].values()), default=0)
+    lying = most > STANDING
     for i, (name, series) in enumerate(drawing["series"].items()):
         y = [finite(v) for v in series["y"]]
         missing += sum(v is None for v in y)
@@ -107,12 +110,18 @@ def bars(drawing: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
             "name": plot_text(shorten(name, 48)),
             "meta": f"s{i % ROLES}",
             "marker": {},
-            "hovertemplate": "%{y:.4~g}<extra>" + plot_text(shorten(name, 48)) + "</extra>",
+            "hovertemplate": "%{"
+            + ("x" if lying else "y")
+            + ":.4~g}<extra>"
+            + plot_text(shorten(name, 48))
+            + "</extra>",
         }
+        if lying:
+            trace |= {"x": y, "y": trace["x"], "orientation": "h"}
         if series.get("low") and series.get("high"):
             above = [distance(v, high) for v, high in zip(y, series["high"], strict=False)]
             below = [distance(v, low) for v, low in zip(y, series["low"], strict=False)]
-            trace["error_y"] = {
+            trace["error_x" if lying else "error_y"] = {
                 "type": "data",
                 "symmetric": False,
                 "array": above,
@@ -121,7 +130,16 @@ def bars(drawing: Mapping[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
             }
         traces.append(trace)
     notes = [f"{missing} value{'s are' if missing > 1 else ' is'} not finite, no bar is drawn."] if missing else []
-    return (figure(drawing, traces, 360, drawing.get("log", "").replace("x", "")) if traces else None), notes
+    if not traces:
+        return None, notes
+    log = drawing.get("log", "").replace("x", "")
+    if not lying:
+        return figure(drawing, traces, 360, log), notes
+    turned = {**drawing, "x": drawing["y"], "y": drawing["x"]}
+    found = figure(turned, traces, 90 + 22 * most * len(traces), log.replace("y", "x"))
+    found["layout"]["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    found["layout"]["xaxis"] |= {"showgrid": True}
+    return found, notes
 
 
 def distance(value: float | None, end: Any) -> float:

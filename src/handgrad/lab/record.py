@@ -129,7 +129,9 @@ def check_finding(finding: Any, where: str) -> None:
     for number in finding["numbers"]:
         known = Number(**number)
         texts(asdict(known), ("label", "unit", "against"), where)
-        need(all(is_number(v) for v in (known.value, known.low, known.high, known.n)), f"{where}: no number")
+        need(
+            all(is_number(v) for v in (known.value, known.low, known.high, known.n, *known.each)), f"{where}: no number"
+        )
     for one in finding["drawings"]:
         known_drawing = Drawing(**one)
         texts(one, ("title", "x", "y", "kind", "log"), where)

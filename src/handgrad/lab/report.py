@@ -22,9 +22,11 @@ from handgrad.lab.formula import mathml
 from handgrad.lab.plots import Drawn, drawn
 from handgrad.lab.record import checked
 from handgrad.lab.steps import FAILS, HOLDS, OPEN, SHARE
+from handgrad.lab.words import WORDS
 
 KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # verdict -> class of the style sheet
 LINES_OF_DIFFERENCE = 60
+ROWS = 10  # numbers of a step that are shown at once
 
 
 class Answer(NamedTuple):
@@ -36,6 +38,7 @@ class Answer(NamedTuple):
     verdict: str
     kind: str
     anchor: str
+    against: list[tuple[str, str]]  # other steps of the chapter that contradict it: (name, question)
 
 
 class Section(NamedTuple):
@@ -100,7 +103,7 @@ def alone(step: Mapping[str, Any]) -> Chapter:
 
 
 def section(chapter: Chapter, by_name: Mapping[str, Any], rungs: Mapping[str, Any]) -> Section:
-    steps = [by_name[name] for name in chapter.steps if name in by_name]
+    steps = steps_of(chapter, by_name)
     plots = {
         step["name"]: [
             (f"{step['name']}-{i}-{j}", one)
@@ -124,9 +127,15 @@ def answers(steps: Sequence[Mapping[str, Any]]) -> list[Answer]:
         measured = [step for step in known if step["finding"]["verdict"] != OPEN] or known
         finding = measured[0]["finding"] if measured else {"verdict": OPEN, "because": "", "numbers": ()}
         value = told(finding["numbers"][0]) if finding["numbers"] else "no number yet"
-        verdict = finding["verdict"]
-        found.append(Answer(chapter.asked, value, finding["because"], verdict, KINDS[verdict], chapter.name))
+        verdict, deciding = finding["verdict"], measured[:1]
+        against = [step for step in steps_of(chapter, by_name) if step["finding"]["verdict"] == FAILS]
+        others = [(step["name"], step["question"]) for step in against if step not in deciding]
+        found.append(Answer(chapter.asked, value, finding["because"], verdict, KINDS[verdict], chapter.name, others))
     return found
+
+
+def steps_of(chapter: Chapter, by_name: Mapping[str, Any]) -> list[Any]:
+    return [by_name[name] for name in chapter.steps if name in by_name]
 
 
 def value(n: Mapping[str, Any]) -> str:
@@ -151,7 +160,8 @@ def interval(n: Mapping[str, Any]) -> str:
     if n.get("low") is None:
         return ""
     low, high = (figure(n[end], n["unit"]) for end in ("low", "high"))
-    return f"{low} to {high} (n = {n['n']})"
+    each = "; ".join(figure(x, n["unit"]) for x in n.get("each") or ())
+    return f"{low} to {high} (n = {n['n']}{f': {each}' if each else ''})"
 
 
 def told(n: Mapping[str, Any]) -> str:
@@ -177,7 +187,7 @@ def environment() -> Environment:
     loader = ChoiceLoader([PackageLoader("handgrad.lab", "templates"), theirs.loader])
     found = theirs.overlay(loader=loader)
     found.globals |= {"interval": interval, "value": value, "formula": formula, "KINDS": KINDS, "Markup": Markup}
-    found.globals |= {"LINES": LINES_OF_DIFFERENCE}
+    found.globals |= {"LINES": LINES_OF_DIFFERENCE, "ROWS": ROWS, "WORDS": WORDS}
     return found
 
 

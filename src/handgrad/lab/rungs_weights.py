@@ -178,3 +178,17 @@ def tanh_softmax(s: Sizes) -> Layer:
     score = Additive(s.width, s.hidden, s.functions, s.std)
     mixing = make.matrix_sum(score, s.width, s.functions, softened(s.tau), std=s.std)
     return s.stack(make.unit(mixing, TANH))
+
+
+@WEIGHTS.rung(
+    "source_softmax",
+    title="Softmax without interaction",
+    question="With the softmax in place: can scores that are a sum of one function of each token recall?",
+    before="softmax",
+    formula=r"\rho_{\alpha} = \operatorname{softmax}(g(x_\alpha) + h(x_\cdot)) = \operatorname{softmax}(h(x_\cdot))",
+    kept=lambda s: s.functions * (s.width + 1),
+)
+def source_softmax(s: Sizes) -> Layer:
+    score = make.single(s.width, s.functions, make.SOURCE, s.std, bias=False)
+    mixing = make.matrix_sum(score, s.width, s.functions, softened(s.tau), std=s.std)
+    return s.stack(make.unit(mixing, TANH))

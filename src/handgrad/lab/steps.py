@@ -35,7 +35,7 @@ class Trial:
 @dataclass(frozen=True)
 class Number:
     """A measured value; with an interval where it is a mean over seeds (95 %, Student's t). `against` says what it
-    is to be compared with, number included.
+    is to be compared with, number included; `each` are the values of the seeds.
 
     >>> Number.over("gain", [0.9, 1.0, 0.95]).text()
     'gain 0.95 (0.826 to 1.07, n = 3)'
@@ -52,6 +52,7 @@ class Number:
     high: float | None = None
     n: int = 1
     against: str = ""
+    each: tuple[float, ...] = ()
 
     @classmethod
     def over(
@@ -62,7 +63,9 @@ class Number:
         if n < 2:
             return cls(label, middle, unit)
         half = T95[min(n - 1, len(T95)) - 1] * stdev(values) / sqrt(n)
-        return cls(label, middle, unit, max(middle - half, within[0]), min(middle + half, within[1]), n)
+        return cls(
+            label, middle, unit, max(middle - half, within[0]), min(middle + half, within[1]), n, each=tuple(values)
+        )
 
     def text(self) -> str:
         said = f"{self.label} {self.value:.4g}{f' {self.unit}' if self.unit else ''}"

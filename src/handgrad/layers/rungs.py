@@ -19,9 +19,9 @@ from handgrad.rules.weights_normalise import KEEP, SOFTMAX
 from handgrad.rules.weights_spread import END, SOURCE
 
 
-def single(width: int, functions: int, rule: Rule, std: float = 0.02) -> Chain:
+def single(width: int, functions: int, rule: Rule, std: float = 0.02, bias: bool = True) -> Chain:
     """g(x_α) with `END`, h(x_β) with `SOURCE`: F linear functions of one token, as scores of pairs."""
-    return Chain({"function": Linear(width, functions, True, std), "spread": Spread(rule)})
+    return Chain({"function": Linear(width, functions, bias, std), "spread": Spread(rule)})
 
 
 def terms(score: Layer | None, width: int, functions: int, end: bool, source: bool, std: float = 0.02) -> Sum:

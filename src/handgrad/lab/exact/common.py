@@ -14,7 +14,7 @@ from handgrad.core.layer import Layer
 from handgrad.core.params import Buffer, Layout, generator_of
 from handgrad.core.run import Run
 from handgrad.core.signals import Watch
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Finding, Result, Trial
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, Finding, Number, Result, Trial
 
 SEEDS = (0, 1, 2, 3, 4)
 SAME = 1e-12  # two forms of one computation in float64
@@ -92,6 +92,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def band(x: Sequence[Any], rows: Sequence[Sequence[float]]) -> dict[str, list[Any]]:
-    """A line with its range: `rows[i]` are the values of all seeds at x[i]."""
-    middle = [sum(row) / len(row) for row in rows]
-    return {"x": list(x), "y": middle, "low": [min(row) for row in rows], "high": [max(row) for row in rows]}
+    """A line with its 95 % interval: `rows[i]` are the values of all seeds at x[i]."""
+    n = [Number.over("", list(row)) for row in rows]
+    low, high = ([one.value if v is None else v for one in n for v in [getattr(one, end)]] for end in ("low", "high"))
+    return {"x": list(x), "y": [one.value for one in n], "low": low, "high": high}

@@ -86,7 +86,8 @@ def judged(counts: Result, clocks: Result) -> Finding:
     because = (
         f"Twice the text makes {2 ** work[tiled]:.2f} times the multiplications between tokens over all pairs, and "
         f"{2 ** work[near]:.2f} times in a window of {WINDOW}. At {TOKENS[-1]} tokens that is {many:,} against "
-        f"{few:,}; the whole matrix of weights takes {counts[whole]['peak'][-1] / 1e6:.3g} MB, the window by tiles "
+        f"{few:,}; the whole matrix of weights takes {counts[whole]['peak'][-1] / 1e6:.3g} MB, all pairs by tiles "
+        f"{counts[tiled]['peak'][-1] / 1e6:.3g} MB, the window by tiles "
         f"{counts[near]['peak'][-1] / 1e6:.3g} MB. In time the window gains a factor of {gain:.1f} at {LONG[-1]} "
         "tokens."
     )
@@ -117,8 +118,8 @@ def judged(counts: Result, clocks: Result) -> Finding:
 COST = Exact(
     "cost",
     "What does it cost to read all pairs?",
-    "Every token is compared with all before it, so work grows with the square of the length, and the matrix of "
-    "weights takes as much memory. In a window of fixed size both grow with the length.",
+    "Every token is compared with all before it, so work grows with the square of the length, and so does "
+    "memory where the matrix of weights is formed. In a window of fixed size both grow with the length at most.",
     r"n_{\mathrm{pairs}} = \frac{T(T+1)}{2} \qquad n_{\mathrm{window}} \le T w",
     ("transformer", "window"),
     (

@@ -147,13 +147,14 @@ def judged(chains: Result, clocks: Result) -> Finding:
     wrong = [name for name in UNITS if chains[name] != right[name]]
     at = TOKENS.index(4)
     slower = clocks["memory"][-1] / clocks["tanh_softmax"][-1]
+    ratios = [(T, a / b) for T, a, b in zip(LONG, clocks["memory"], clocks["tanh_softmax"], strict=True)]
     plain = clocks["rnn"][-1] / clocks["transformer"][-1]
     because = (
         f"Two layers over 4 tokens: {chains['rnn'][at]} dependent steps with the recurrence, "
         f"{chains['tanh_softmax'][at]} without; over {TOKENS[-1]} tokens {chains['rnn'][-1]} and "
         f"{chains['tanh_softmax'][-1]}. {'Not as said: ' + ', '.join(wrong) + '. ' if wrong else ''}"
         f"On this machine {LONG[-1]} tokens take an RNN that reads all its earlier states {slower:.1f} times as long "
-        "as units that read the layer below in the same way."
+        f"as units that read the layer below in the same way, and {ratios[-2][0]} tokens {ratios[-2][1]:.1f} times."
     )
     numbers = [
         Number(f"steps of {rung(name).title}, {TOKENS[i]} tokens", chains[name][i])
@@ -161,6 +162,7 @@ def judged(chains: Result, clocks: Result) -> Finding:
         for name in UNITS
     ]
     numbers += [Number(f"{rung(name).title}, {LONG[-1]} tokens", clocks[name][-1], "ms") for name in TIMED]
+    numbers += [Number(f"time with recurrence, of that without, {T} tokens", ratio, "times") for T, ratio in ratios]
     numbers += [Number(f"power of T in the time of {rung(name).title}", slope(LONG, clocks[name])) for name in TIMED]
     lines = {rung(name).title: {"x": list(TOKENS), "y": chains[name]} for name in UNITS}
     times = {rung(name).title: {"x": list(LONG), "y": clocks[name]} for name in clocks}

@@ -8,7 +8,10 @@
     const [role, band] = trace.meta.split("-");
     const own = colour(`plot-${role}`);
     if (band) return { ...trace, fillcolor: `${own}33`, line: { ...trace.line, color: own } };
-    const error = trace.error_y ? { error_y: { ...trace.error_y, color: colour("text") } } : {};
+    const error = {};
+    for (const which of ["error_x", "error_y"]) {
+      if (trace[which]) error[which] = { ...trace[which], color: colour("text") };
+    }
     const line = trace.type === "bar" ? {} : { line: { ...trace.line, color: own } };
     return { ...trace, ...error, ...line, marker: { ...trace.marker, color: own } };
   }

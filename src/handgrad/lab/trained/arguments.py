@@ -11,7 +11,7 @@ import torch
 from handgrad.core.errors import ShapeError
 from handgrad.lab.rung import Sizes, network
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Drawing, Finding, Result, Trial
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, Drawing, Finding, Number, Result, Trial
 from handgrad.lab.tasks import HELD_OUT, Recall, batch_of
 from handgrad.lab.trained.labelled import paired
 from handgrad.lab.trained.training import QUICK, WIDTH, Training, found, number, trials
@@ -19,7 +19,8 @@ from handgrad.models.model import Model, watch
 
 TASK = Recall(4, 16, 16)
 NAMES = ("source_only", "self_only", "fixed", "tanh")
-SECONDS = {"source_only": 8.0, "self_only": 8.0, "fixed": 5.0, "tanh": 14.0}
+LATER = ("source_softmax", "softmax")  # one argument and both, under the normalisation that comes later
+SECONDS = {"source_only": 8.0, "self_only": 8.0, "fixed": 5.0, "tanh": 10.0, "source_softmax": 6.0, "softmax": 3.0}
 
 
 def training(name: str) -> Training:
@@ -78,17 +79,17 @@ class Arguments:
     rungs: Sequence[str] = ("fixed", "source_only", "self_only", "tanh")
 
     def trials(self) -> Sequence[Trial]:
-        return trials([one for name in NAMES for one in training(name).seeds()])
+        return trials([one for name in (*NAMES, *LATER) for one in training(name).seeds()])
 
     def judge(self, results: Mapping[str, Result]) -> Finding:
-        of = {name: found(results, training(name)) for name in NAMES}
-        if not all(of.values()):
+        of = {name: found(results, training(name)) for name in (*NAMES, *LATER)}
+        if not all(of[name] for name in NAMES):
             return Finding(OPEN, f"Not measured: {', '.join(name for name in NAMES if not of[name])}.")
         measures = ("likeness_before", "likeness_after", "influence", "accuracy", "loss_nats")
         n = {
             (m, name): number(f"{m.replace('_', ' ')}, {rung(name).title}", of[name], m)
             for m in measures
-            for name in NAMES
+            for name in (*NAMES, *LATER)
         }
         alike, apart = n["likeness_after", "source_only"], n["likeness_after", "tanh"]
         worse, better = n["loss_nats", "source_only"], n["loss_nats", "tanh"]
@@ -100,7 +101,7 @@ class Arguments:
         because = (
             f"After training, neighbouring units agree by a cosine of {alike.value:.2f} with weights from the source "
             f"alone and of {apart.value:.2f} with both arguments; the loss is {worse.value:.2f} against "
-            f"{better.value:.2f} nats. "
+            f"{better.value:.2f} nats{later_on(n)}. "
             f"With weights for oneself alone, other tokens move the output by {alone:g}. "
             f"Fixed weights {'end' if ends else 'do not end'} at the trained {TASK.length} tokens."
         )
@@ -113,16 +114,32 @@ class Arguments:
         }
         drawing = Drawing("How alike neighbouring units are", "weights", "mean cosine", bars, "bars")
         lost = paired("loss with the source alone less that with both arguments", of["source_only"], of["tanh"])
+        one, both = (n["accuracy", name] for name in LATER)
         numbers = [replace(lost, unit="nats")] if lost is not None else []
+        if one is not None and both is not None:
+            against = f"the source alone {one.value:.0%}"
+            numbers.insert(0, replace(both, label="recall with both arguments, under the softmax", against=against))
         numbers += [x for x in n.values() if x is not None]
         return Finding(HOLDS if holds else FAILS, because, numbers, (drawing,), notes())
+
+
+def later_on(n: Mapping[tuple[str, str], Number | None]) -> str:
+    """What both forms recall once weights are normalised, which this point of the ladder is before."""
+    one, both = (n["accuracy", name] for name in LATER)
+    if one is None or both is None:
+        return ""
+    return (
+        f"; recall is {n['accuracy', 'source_only'].value:.0%} against {n['accuracy', 'tanh'].value:.0%}, and under "  # type: ignore[union-attr]
+        f"the softmax of a later step {one.value:.0%} with the source alone against {both.value:.0%} with both"
+    )
 
 
 def notes() -> tuple[str, ...]:
     return (
         f"Recall of {TASK.pairs} pairs in two layers of width {WIDTH}; chance is {TASK.chance:.1%}, and guessing among "
         f"the values told and not yet asked gives {TASK.unbound:.0%}.",
-        "Scores are not normalised at this point of the ladder.",
+        "Scores are not normalised at this point of the ladder, and none of its four rungs recalls more than guessing "
+        "does: what the second argument is worth shows in the loss, and in recall under the softmax.",
     )
 
 

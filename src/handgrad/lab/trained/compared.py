@@ -53,12 +53,20 @@ class Compared:
         worst = min((x for x in more if x is not None), key=lambda x: x.value)
         because = f"{said(worst)} against {said(best)}, on {self.task.pairs} pairs in at most {QUICK.steps} steps."
         measured = {name: x for name, x in n.items() if x is not None}
-        bars = {"accuracy": {"x": [rung(name).title for name in measured], "y": [x.value for x in measured.values()]}}
+        bars = {
+            "accuracy": {
+                "x": [rung(name).title for name in measured],
+                "y": [x.value for x in measured.values()],
+                "low": [x.value if x.low is None else x.low for x in measured.values()],
+                "high": [x.value if x.high is None else x.high for x in measured.values()],
+            }
+        }
         counts = [Number(f"parameters of {rung(x).title}", stack_parameters(x, self.sizes)) for x in measured]
         steps = [number(f"steps of {rung(x).title}", found(results, self.training(x)), "steps") for x in measured]
+        many = "one function or head" if self.sizes.functions == 1 else f"{self.sizes.functions} functions or heads"
         notes = (
-            f"Chance is {self.task.chance:.1%}; guessing among the values told and not yet asked gives "
-            f"{self.task.unbound:.0%}.",
+            f"Two layers of width {self.sizes.width} with {many}. Chance is {self.task.chance:.1%}; guessing among the "
+            f"values told and not yet asked gives {self.task.unbound:.0%}.",
         )
         verdict = HOLDS if worst.value >= best.value + MARGIN else FAILS
         first = replace(worst, against=f"{best.label} {best.value:.0%}")
@@ -81,13 +89,14 @@ PRODUCT = Compared(
     "product",
     "Why a product?",
     "tanh of a sum interacts weakly: a product of both tokens lets units want different things of one input, so with "
-    "as many parameters it recalls more. Without any interaction there is nothing to recall with.",
-    rung("dot").formula,
+    "as many parameters, and all under the same softmax, it recalls more than tanh does, and more than scores without "
+    "interaction.",
+    r"v_{\alpha\beta} = (x_\alpha W_q)(x_\beta W_k)^\top",
     FOUR,
     TWO,
-    less=(("tanh_softmax", 25.0), ("no_interaction", 6.0)),
-    more=(("softmax", 5.0),),
-    besides=(("tanh", 22.0), ("low_rank", 5.0)),
+    less=(("tanh_softmax", 15.0), ("source_softmax", 5.0)),
+    more=(("softmax", 2.0),),
+    besides=(("tanh", 14.0), ("no_interaction", 4.0), ("dot", 2.0), ("low_rank", 4.0)),
 )
 
 WINDOW = Compared(

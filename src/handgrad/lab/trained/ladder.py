@@ -13,9 +13,10 @@ from handgrad.lab.trained.labelled import MARGIN, Found, Labelled, bars, percent
 from handgrad.lab.trained.training import QUICK, Training, number
 
 RECURRENT, WEIGHED = ("rnn", "lstm", "memory"), ("fixed", "source_only", "self_only")  # trained by other steps already
-PRODUCTS, NEAR = ("softmax", "low_rank", "no_interaction", "tanh", "tanh_softmax"), ("window", "block_sparse")
+PRODUCTS = ("softmax", "low_rank", "no_interaction", "tanh", "tanh_softmax", "source_softmax", "dot")
+NEAR = ("window", "block_sparse")
 OWN = {"transformer": 3.0, "heads": 3.0, "normed": 3.0, "w_2": 4.0, "w_1": 3.0, "no_positions": 8.0}
-OWN |= {"linear": 3.0, "dot": 2.0, "bilinear": 3.0, "divide": 3.0}
+OWN |= {"linear": 3.0, "bilinear": 3.0, "divide": 3.0}
 SLOW = {"v_sum": 20.0, "diagonal": 30.0, "one_hot": 35.0}
 FIRST, BEFORE = ("transformer", *RECURRENT), ("rnn", "lstm")
 TOKENS = 4096

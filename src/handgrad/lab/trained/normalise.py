@@ -15,7 +15,7 @@ from handgrad.lab.trained.labelled import MARGIN, Found, Labelled, bars, counts,
 from handgrad.lab.trained.training import QUICK, Training, number
 from handgrad.models.model import Model, watch
 
-NONE, SUM, SOFTMAX = "none", "divided by the sum", "softmax, τ = 1"
+NONE, SUM, SOFTMAX = "no normalisation", "divided by the sum", "softmax, τ = 1"
 TAUS = (1.0, 0.1, 10.0)
 
 
@@ -48,12 +48,14 @@ def judged(of: Found) -> Finding:
     soft, none, divided = (sure(f"accuracy: {label}", of[label]) for label in (SOFTMAX, NONE, SUM))
     sharp, blurred = (number("", of[label], "entropy_after") for label in (SOFTMAX, NONE))
     sparser = sharp is not None and blurred is not None and sharp.value < blurred.value
+    others = {tau: number("", of[f"softmax, τ = {tau:g}"], "accuracy") for tau in TAUS[1:]}
     best = max(none, divided, key=lambda x: x.value)
     top = number("", of[SOFTMAX], "top_after")
     said = "." if sharp is None or blurred is None else f"; entropy {sharp.value:.2f} against {blurred.value:.2f} nats."
     because = (
         f"Recall of {FOUR.pairs} pairs: {percent(soft)} with softmax, {percent(none)} without normalisation, "
         f"{percent(divided)} divided by the sum."
+        + "".join(f" At τ = {tau:g} it is {percent(x)}." for tau, x in others.items() if x is not None)
         + ("" if top is None else f" After training the softmax gives its largest weight {top.value:.0%} of a row")
         + said
     )

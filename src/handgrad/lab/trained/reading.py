@@ -18,7 +18,7 @@ FIT = Fit(steps=300, batch=32, sequences=128)
 READER = Sizes(width=WIDTH, context=TEXT.length, functions=4)
 HEADS, COMPARED = (4, 1, 16, 8, 2), 4
 RANKS, QUARTER, LITTLE = (WIDTH, 8, 1, 2, 4, 16), 8, 0.02
-RECALLED = (16, 1, 2, 4)  # the first is PRODUCT's own
+RECALLED = (16, 8, 1, 2, 4)  # the first is PRODUCT's own
 
 
 def headed(heads: int) -> Training:
