@@ -159,7 +159,7 @@ def test_all_writes_the_page_and_the_record(
     assert main.run(["lab", "all", "--out", str(out), "--json"]) == 0
     found = lines(capsys)
     assert [row["trial"] for row in found if "trial" in row] == ["memory 0", "cost 0", "memory 1", "cost 1"]
-    assert found[-1]["verdicts"] == {"holds": 2, "does not hold here": 0, "not measured": 0}
+    assert found[-1]["verdicts"] == {"holds": 2, "does not hold here": 0, "not decided": 0, "not measured": 0}
     record = saved(out)
     assert [step["finding"]["because"] for step in record["steps"]] == ["2 values.", "2 values."]
     assert record["about"]["trials"] == 4

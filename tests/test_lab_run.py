@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from handgrad.core.errors import FileError, NumericError
-from handgrad.lab.run import Hears, assembled, file_of, in_rounds, run, save, write
+from handgrad.lab.run import Hears, assembled, file_of, found, in_rounds, run, save, write
 from handgrad.lab.steps import HOLDS, OPEN, Finding, Number, Trial
 
 
@@ -123,11 +123,31 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path):
     assert "Could not be done: a 0: not finite" in finding["notes"]
 
 
-def test_a_judgement_that_breaks_with_all_results_is_our_fault(tmp_path):
+@pytest.mark.parametrize("judge", [lambda r: r["gone"], lambda r: "a" + 1, lambda r: [][0]])
+def test_results_that_cannot_be_judged_are_named(tmp_path, judge):
     step = Plain("a")
-    step.judge = lambda results: results["gone"]
-    with pytest.raises(KeyError):
+    step.judge = judge
+    with pytest.raises(FileError, match="the results of the step a cannot be judged"):
         assembled([step], run([step], tmp_path))
+
+
+def test_a_result_of_other_settings_is_measured_again(tmp_path):
+    """What a key leaves out, since it was the default, may have become another default."""
+    where = tmp_path / "results"
+    where.mkdir()
+    save(where, "a", {"fit": {"steps": 800}, "x": 1}, 0.0)
+    assert found(where, "a", {"fit": {"steps": 800}}) == {"fit": {"steps": 800}, "x": 1}
+    assert found(where, "a", {"fit": {"steps": 900}}) is None
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-Infinity", "1" + "0" * 400])
+def test_a_number_that_is_none_is_refused(tmp_path, number):
+    step = Plain("a", (1,))
+    run([step], tmp_path)
+    path = file_of(tmp_path / "results", "a 0")
+    path.write_text(json.dumps({"key": "a 0", "result": {"value": "NUMBER"}}).replace('"NUMBER"', number))
+    with pytest.raises(FileError):
+        run([step], tmp_path)
 
 
 def test_the_report_is_json(tmp_path):
@@ -151,5 +171,5 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     with pytest.raises(FileError, match="is not the result of the trial 'a 0'"):
         run([step], tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="cannot make the folder"):
+    with pytest.raises(FileError, match="cannot write into the folder"):
         run([step], tmp_path / "file")

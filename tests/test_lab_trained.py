@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from handgrad.lab.rungs import RUNGS
-from handgrad.lab.steps import FAILS, HOLDS, OPEN
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, UNSURE, Number, above
 from handgrad.lab.trained import arguments, memory
 from handgrad.lab.trained.all import TRAINED
 from handgrad.lab.trained.compared import PRODUCT, WINDOW
@@ -39,10 +39,32 @@ def answers(step, accuracy):
 
 @pytest.mark.parametrize(("lstm", "verdict"), [(0.4, HOLDS), (0.85, FAILS), (1.0, FAILS)])
 def test_the_verdict_on_memory_follows_the_numbers(lstm, verdict):
-    got = memory.Memory().judge(answers(memory.Memory(), lambda rung, key: {"rnn": 0.3, "lstm": lstm}.get(rung, 0.9)))
+    def says(rung, key):
+        return {"rnn": 0.3, "lstm": lstm}.get(rung, 0.9) - 0.01 * ("pairs=" not in key) * (rung in memory.FIXED)
+
+    got = memory.Memory().judge(answers(memory.Memory(), says))
     assert got.verdict == verdict
     assert f"the best fixed memory recalls {lstm:.0%}, the worst growing one 90%" in got.because
-    assert got.drawings[0].series["LSTM"]["y"] == pytest.approx([lstm] * 3)
+    assert got.drawings[0].series["LSTM"]["y"] == pytest.approx([lstm, lstm, lstm - 0.01])
+
+
+def test_a_fixed_memory_that_loses_nothing_as_pairs_are_added_refutes_the_claim():
+    got = memory.Memory().judge(answers(memory.Memory(), lambda rung, key: 0.3 if rung in memory.FIXED else 0.9))
+    assert got.verdict == FAILS
+
+
+def test_without_equal_parameters_memory_is_open():
+    step = memory.Memory()
+    wide = {one.key for name in memory.FIXED for pairs in (4, 8) for one in memory.equal(name, pairs).seeds()}
+    results = answers(step, lambda rung, key: 0.3 if rung in memory.FIXED else 0.9)
+    assert step.judge({key: value for key, value in results.items() if key not in wide}).verdict == OPEN
+
+
+def test_seeds_that_overlap_decide_nothing():
+    far, near = Number.over("", [0.2, 1.0, 1.0]), Number.over("", [0.2, 0.3, 0.3])
+    assert above(far, near, 0.1) == UNSURE
+    assert above(far, Number.over("", [0.1, 0.1, 0.19]), 0.1) == HOLDS
+    assert above(near, near, 0.1) == FAILS
 
 
 def test_equal_parameters_take_part_in_the_verdict():

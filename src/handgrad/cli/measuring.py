@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,17 +16,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from handgrad.cli.options import problems, quoted
 from handgrad.cli.output import Output, duration
 from handgrad.cli.proving import table
-from handgrad.core.errors import ConfigError, FileError, unknown
-from handgrad.data.files import replacing
+from handgrad.core.errors import ConfigError, FileError, HandgradError, unknown
+from handgrad.data.files import read_json, replacing
 from handgrad.lab.argument import STEPS
 from handgrad.lab.fit import Fit, train
 from handgrad.lab.record import read, record, rungs_of, text_of
 from handgrad.lab.report import write_lab
-from handgrad.lab.run import RESULTS, Hears, Ran, assembled
+from handgrad.lab.run import MAX_BYTES, RESULTS, Hears, Ran, assembled
 from handgrad.lab.run import run as run_steps
 from handgrad.lab.rung import Rung, Sizes, network, width_for
 from handgrad.lab.rungs import RUNGS, difference, rung
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Number, Step, Trial
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, UNSURE, Number, Step, Trial
 from handgrad.lab.tasks import TRAIN, Patterns, Pocket, Recall, Task, batch_of
 from handgrad.train.interrupt import ctrl_c
 
@@ -209,8 +208,8 @@ def report_again(folder: Path, output: Output, steps: Sequence[Step] | None = No
     chosen = chosen_steps(steps)
     ran = run_steps(chosen, folder, None, None, lambda: True)
     about = old["about"] if old else {}
-    ran.interrupted = bool(about.get("interrupted", False))
-    written(folder, chosen, ran, about.get("budget minutes"), output)
+    ran.interrupted, budget = bool(about.get("interrupted", False)), about.get("budget minutes")
+    written(folder, chosen, ran, float(budget) if isinstance(budget, int | float) else None, output)
 
 
 def chosen_steps(steps: Sequence[Step] | None) -> Sequence[Step]:
@@ -232,11 +231,10 @@ def written(folder: Path, steps: Sequence[Step], ran: Ran, budget: float | None,
         told = {"verdict": finding["verdict"], "because": finding["because"], "numbers": finding["numbers"]}
         output.record({"step": step["name"], "question": step["question"], **told})
         output.text(f"{step['name']:<16} {finding['verdict']:<20} {finding['because']}")
-    cut = {key: step for step, keys in ran.cut.items() for key in keys}
-    if cut:
-        why = "Ctrl-C" if ran.interrupted else "not yet done" if budget is None else f"the budget of {budget:g} min"
-        by_step = {name: sum(s == name for s in cut.values()) for name in cut.values()}
-        output.note(f"cut by {why}: " + ", ".join(f"{n} of {name}" for name, n in by_step.items()))
+    if ran.cut:
+        why = "cut by Ctrl-C" if ran.interrupted else f"cut by the budget of {budget:g} min"
+        why = "not yet done" if budget is None and not ran.interrupted else why
+        output.note(f"{why}: " + ", ".join(f"{len(keys)} of {name}" for name, keys in ran.cut.items()))
         output.note(f"`handgrad lab all --out {quoted(folder)}` goes on from here")
     write_page(folder, found, output)
 
@@ -244,7 +242,7 @@ def written(folder: Path, steps: Sequence[Step], ran: Ran, budget: float | None,
 def write_page(folder: Path, found: Mapping[str, Any], output: Output) -> None:
     size = write_lab(found, folder / PAGE)
     verdicts = [step["finding"]["verdict"] for step in found["steps"]]
-    counts = {verdict: verdicts.count(verdict) for verdict in (HOLDS, FAILS, OPEN)}
+    counts = {verdict: verdicts.count(verdict) for verdict in (HOLDS, FAILS, UNSURE, OPEN)}
     output.record({"page": folder / PAGE, "data": folder / DATA, "verdicts": counts, "bytes": size})
     said = ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
     output.text(f"{quoted(folder / PAGE)} ({said or 'no steps'})")
@@ -255,8 +253,8 @@ def spent(folder: Path) -> float:
     total = 0.0
     for path in (folder / RESULTS).glob("*.json"):
         try:
-            total += float(json.loads(path.read_text(encoding="utf-8"))["seconds"])
-        except (OSError, ValueError, KeyError, TypeError):
+            total += float(read_json(path, MAX_BYTES)["seconds"])
+        except (HandgradError, OSError, ValueError, KeyError, TypeError, OverflowError):
             continue
     return round(total, 1)
 

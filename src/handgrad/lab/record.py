@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from handgrad.core.errors import FileError
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Drawing, Finding, Number, Step
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, UNSURE, Drawing, Finding, Number, Step
 
 FORMAT = "handgrad lab 1"
-VERDICTS = (HOLDS, FAILS, OPEN)
+VERDICTS = (HOLDS, FAILS, UNSURE, OPEN)
 NO_FINDING = Finding(OPEN, "Nothing was measured.")
-MOST_BYTES = 64 << 20
+MOST_BYTES, MOST_NUMBER = 64 << 20, 1e300
 
 
 def record(content: Mapping[str, Any], rungs: Mapping[str, Mapping[str, Any]], **about: Any) -> dict[str, Any]:
@@ -28,7 +28,9 @@ def record(content: Mapping[str, Any], rungs: Mapping[str, Mapping[str, Any]], *
     {'cores': 2, 'trials': 4, 'seconds': 3.0, 'cut': [], 'could not be done': []}
     """
     told = {**content.get("machine", {}), **content.get("versions", {}), **about}
-    told |= {name.replace("_", " "): content[name] for name in ("budget_minutes", "seconds") if content.get(name)}
+    told |= {
+        name.replace("_", " "): content[name] for name in ("budget_minutes", "seconds") if content.get(name) is not None
+    }
     told["cut"] = [f"{step}: {key}" for step, keys in content.get("cut", {}).items() for key in keys]
     failed = content.get("failed", {}).items()
     told["could not be done"] = [f"{step}: {key}: {why}" for step, ones in failed for key, why in ones.items()]
@@ -155,7 +157,8 @@ def check_series(series: Any, kind: str, where: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (known and not abs(value) > MOST_NUMBER)
 
 
 def texts(holder: Any, names: Sequence[str], where: str) -> None:

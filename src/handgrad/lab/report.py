@@ -21,10 +21,10 @@ from handgrad.lab.chapters import CHAPTERS, DECIDES, Chapter
 from handgrad.lab.formula import mathml
 from handgrad.lab.plots import Drawn, drawn
 from handgrad.lab.record import checked
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, SHARE
+from handgrad.lab.steps import FAILS, HOLDS, OPEN, SHARE, UNSURE
 from handgrad.lab.words import WORDS
 
-KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # verdict -> class of the style sheet
+KINDS = {HOLDS: "holds", FAILS: "fails", UNSURE: "open", OPEN: "open"}  # verdict -> class of the style sheet
 LINES_OF_DIFFERENCE = 60
 ROWS = 10  # numbers of a step that are shown at once
 
@@ -55,7 +55,7 @@ def render(record: Mapping[str, Any]) -> str:
 
     >>> text = render({"format": "handgrad lab 1", "about": {}, "rungs": {}, "steps": []})
     >>> text.startswith("<!DOCTYPE html>"), text.count("<section")
-    (True, 14)
+    (True, 15)
     """
     checked(record, "what is to be shown")
     sections = arranged(record)

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ from handgrad.lab.steps import OPEN, Finding, Result, Step, Trial
 
 RESULTS, REPORT = "results", "lab.json"
 MAX_BYTES = 1 << 26
+MOST = 1e300
 
 
 class Hears:
@@ -73,7 +75,7 @@ def run(
     said, took, done = 0.0, 0.0, {}
     for number, (step, trial) in enumerate(order, start=1):
         into = ran.results.setdefault(step.name, {})
-        if (saved := done.get(trial.key) or found(where, trial.key)) is not None:
+        if (saved := done.get(trial.key) or found(where, trial.key, trial.settings)) is not None:
             into[trial.key] = done[trial.key] = saved
             hears.ends(step, trial, 0.0, True)
             continue
@@ -126,22 +128,34 @@ def save(where: Path, key: str, result: Result, seconds: float) -> None:
         file.write((json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def found(where: Path, key: str) -> Result | None:
-    """What was saved under that key; None where nothing was. Raises FileError for a file that holds something else."""
+def found(where: Path, key: str, settings: Mapping[str, Any] | None = None) -> Result | None:
+    """What was saved under that key; None where nothing was, or a result of other settings, such as defaults that have
+    changed since. Raises FileError for a file that holds something else."""
     path = file_of(where, key)
     if not path.exists():
         return None
     content = read_json(path, MAX_BYTES)
-    if not isinstance(content, dict) or content.get("key") != key or not isinstance(content.get("result"), dict):
+    right = isinstance(content, dict) and content.get("key") == key and isinstance(content.get("result"), dict)
+    if not right or not sound(content["result"]):
         raise FileError(f"{path} is not the result of the trial {key!r}; move it away, and the trial is done again")
-    return content["result"]
+    result: Result = content["result"]
+    return result if all(result.get(name) == value for name, value in (settings or {}).items()) else None
+
+
+def sound(x: Any) -> bool:
+    """Whether all numbers inside are finite: a result has no others."""
+    if isinstance(x, dict | list):
+        return all(map(sound, x.values() if isinstance(x, dict) else x))
+    return not isinstance(x, int | float) or abs(x) <= MOST
 
 
 def made(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            """Whether something can be written there is asked before the first training, not after it."""
     except OSError as error:
-        raise FileError(f"cannot make the folder {folder}: {error.strerror or error}") from None
+        raise FileError(f"cannot write into the folder {folder}: {error.strerror or error}") from None
 
 
 def finding(step: Step, ran: Ran) -> Finding:
@@ -152,11 +166,20 @@ def finding(step: Step, ran: Ran) -> Finding:
         return Finding(OPEN, "None of its trials was done.", notes=notes(step, ran))
     try:
         said = step.judge(results)
-    except (KeyError, IndexError, ValueError, ZeroDivisionError):  # what a judgement without all results meets
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:  # what it meets without all results
         if not missing:
-            raise
+            raise unjudged(step, error) from None
         return Finding(OPEN, f"{len(missing)} of its trials are missing, and it needs them.", notes=notes(step, ran))
+    except (TypeError, AttributeError, OverflowError) as error:
+        raise unjudged(step, error) from None
     return Finding(said.verdict, said.because, said.numbers, said.drawings, (*said.notes, *notes(step, ran)))
+
+
+def unjudged(step: Step, error: Exception) -> FileError:
+    return FileError(
+        f"the results of the step {step.name} cannot be judged ({type(error).__name__}: {error}): a file under "
+        f"{RESULTS} holds something else. Move that folder away, and all is measured again"
+    )
 
 
 def notes(step: Step, ran: Ran) -> tuple[str, ...]:

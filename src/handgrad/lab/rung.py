@@ -75,6 +75,10 @@ def nothing(s: Sizes) -> int:
     return 0
 
 
+def every(s: Sizes, tokens: int) -> int:
+    return tokens
+
+
 @dataclass(frozen=True)
 class Rung:
     """One design, and what it changes.
@@ -87,7 +91,9 @@ class Rung:
     build       its sizes -> the stack, (B, T, width) -> (B, T, width)
     positions   how tokens learn where they stand: LEARNED, WAVES (sines and cosines) or NONE
     state       numbers that one layer carries from token to token, however many there are
-    kept        numbers that one layer keeps of every token that may still be read
+    kept        numbers that one layer keeps of every token that may still be read: the products that its scores and
+                values are made of. Keeping the token itself, `width` numbers, and multiplying again would do as well
+    reach       tokens that may still be read after so many; all, unless a pattern leaves some out
     causal      no output reads a later token
     reads       an output reads other tokens
     """
@@ -101,6 +107,7 @@ class Rung:
     positions: str = LEARNED
     state: Kept = field(default=nothing, repr=False)
     kept: Kept = field(default=nothing, repr=False)
+    reach: Callable[[Sizes, int], int] = field(default=every, repr=False)
     causal: bool = True
     reads: bool = True
 
@@ -113,7 +120,7 @@ class Rung:
 
     def state_bytes(self, s: Sizes, tokens: int) -> int:
         """Bytes of float32 that the stack carries or keeps after `tokens` tokens, to go on from there."""
-        return BYTES * s.layers * (self.state(s) + self.kept(s) * tokens)
+        return BYTES * s.layers * (self.state(s) + self.kept(s) * self.reach(s, tokens))
 
 
 class Ladder(dict[str, Rung]):

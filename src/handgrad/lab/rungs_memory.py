@@ -51,7 +51,6 @@ def lstm(s: Sizes) -> Layer:
     before="rnn",
     formula=r"h_t = \tanh\left(\left[x_t, \sum_{u<t} \rho_{tu} h_u\right] W_x + h_{t-1} W_h + b\right)",
     positions=NONE,
-    state=lambda s: s.width,
     kept=lambda s: s.width,
 )
 def memory(s: Sizes) -> Layer:

@@ -119,6 +119,7 @@ def transformer(s: Sizes) -> Layer:
     before="transformer",
     formula=r"\rho_{\alpha\beta} = 0 \; \text{unless} \; \alpha - w < \beta \le \alpha",
     kept=cache,
+    reach=lambda s, tokens: min(tokens, s.window),
 )
 def window(s: Sizes) -> Layer:
     mask = Window(s.window)
@@ -135,6 +136,7 @@ def window(s: Sizes) -> Layer:
     before="transformer",
     formula=r"\rho_{\alpha\beta} = 0 \; \text{where the pattern of blocks has none}",
     kept=cache,
+    reach=lambda s, tokens: min(tokens, s.window) + (tokens % s.window if tokens > s.window else 0),
 )
 def block_sparse(s: Sizes) -> Layer:
     n = -(-s.context // s.window)

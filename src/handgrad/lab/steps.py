@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any, Protocol
 
 SHARE = "share"  # unit of a number from 0 to 1 that people read as a percentage
-HOLDS, FAILS, OPEN = "holds", "does not hold here", "not measured"
+HOLDS, FAILS, OPEN, UNSURE = "holds", "does not hold here", "not measured", "not decided"
 Result = dict[str, Any]  # what a trial gives: JSON's own types only
 Say = Callable[[str, float], None]  # (what is being done, part done from 0 to 1)
 
@@ -25,11 +25,13 @@ class Trial:
     key        names its result for ever: everything that changes the result is in it, seed included
     seconds    what it takes on two cores, roughly
     work       does it
+    settings   what its result says of itself: a saved one that says otherwise is done again
     """
 
     key: str
     seconds: float
     work: Callable[[Say], Result]
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,28 @@ class Number:
         return said if self.low is None else f"{said} ({self.low:.3g} to {self.high:.3g}, n = {self.n})"
 
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # two-sided, by degrees of freedom
+# Student's t, two-sided, by degrees of freedom; more than 30 count as 30
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+T95 += (2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+
+
+def above(more: Number, less: Number, margin: float) -> str:
+    """HOLDS where the mean is `margin` above the other's and every seed above every seed of it; FAILS where the mean
+    is not; UNSURE where seeds overlap.
+
+    >>> above(Number.over("", [0.9, 1.0]), Number.over("", [0.2, 0.4]), 0.1)
+    'holds'
+    >>> above(Number.over("", [0.3, 1.0]), Number.over("", [0.2, 0.4]), 0.1)
+    'not decided'
+    """
+    if more.value < less.value + margin:
+        return FAILS
+    return HOLDS if min(more.each or (more.value,)) > max(less.each or (less.value,)) else UNSURE
+
+
+def worst_of(verdicts: Sequence[str]) -> str:
+    """What a claim of several parts comes to."""
+    return next((one for one in (FAILS, UNSURE) if one in verdicts), HOLDS)
 
 
 @dataclass(frozen=True)
@@ -94,7 +117,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a step's trials came to. `verdict` is HOLDS, FAILS or OPEN; `because` says it in a sentence with numbers."""
+    """What a step's trials came to. `verdict` is HOLDS, FAILS, UNSURE or OPEN; `because` says it with numbers."""
 
     verdict: str
     because: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from math import factorial
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +83,8 @@ class Recall:
     def __post_init__(self) -> None:
         if not 1 <= self.pairs <= self.n_keys:
             raise ConfigError(f"{self.pairs} facts need as many different keys, and there are {self.n_keys}")
+        if self.n_fillers < 1 and (self.distance or self.pause):
+            raise ConfigError("a distance or a pause needs a token that means nothing, and n_fillers is below 1")
 
     name = "recall"
 
@@ -99,12 +102,13 @@ class Recall:
 
     @property
     def unbound(self) -> float:
-        """Accuracy of a guess among the values told and not yet asked: knowing all values, and none of their keys.
+        """Accuracy of the best guess that knows the values told and not yet asked, and none of their keys: the one
+        that is there most often, since values repeat.
 
-        >>> round(Recall(8).unbound, 2), round(Recall(4).unbound, 2)
-        (0.34, 0.52)
+        >>> round(Recall(8, 16, 16).unbound, 3), round(Recall(4, 16, 16).unbound, 3), Recall(1, 4, 4).unbound
+        (0.424, 0.566, 1.0)
         """
-        return sum(1 / left for left in range(1, self.pairs + 1)) / self.pairs
+        return sum(most_frequent(m, self.n_values) / m for m in range(1, self.pairs + 1)) / self.pairs
 
     def draw(self, n: int, g: torch.Generator) -> Batch:
         keys = different(n, self.pairs, self.n_keys, g)
@@ -114,7 +118,7 @@ class Recall:
         marks = [torch.full_like(order, self.n_keys + self.n_values)] * self.pause
         answers = values.gather(1, order)
         questions = torch.stack((keys.gather(1, order), *marks, answers), -1).flatten(1)
-        filler = torch.randint(self.n_fillers, (n, self.distance), generator=g) + self.n_keys + self.n_values
+        filler = torch.randint(max(self.n_fillers, 1), (n, self.distance), generator=g) + self.n_keys + self.n_values
         ids = torch.cat((facts, filler, questions), 1)
         targets = torch.full_like(ids, -1)
         targets[:, facts.shape[1] + self.distance + self.pause :: 2 + self.pause] = answers
@@ -223,15 +227,37 @@ class Patterns:
         return 2
 
     @property
+    def table(self) -> Tensor:
+        own = generator_of(self.table_seed, "table of patterns")
+        return torch.randint(self.n_answers, (self.side, self.side), generator=own)
+
+    @property
     def chance(self) -> float:
-        return 1 / self.n_answers
+        """Of the answer that is there most often."""
+        return int(self.table.flatten().bincount().max()) / self.patterns
 
     def draw(self, n: int, g: torch.Generator) -> Batch:
-        own = generator_of(self.table_seed, "table of patterns")
-        table = torch.randint(self.n_answers, (self.side, self.side), generator=own) + 2 * self.side
+        table = self.table + 2 * self.side
         first, second = torch.cartesian_prod(torch.arange(self.side), torch.arange(self.side)).unbind(1)
         ids = torch.stack((first, second + self.side), 1)
         return ids, torch.stack((torch.full_like(first, -1), table.flatten()), 1)
+
+
+def most_frequent(m: int, n: int) -> float:
+    """How often, in the mean, the most frequent of m values drawn from n is there.
+
+    Of the n^m ways, m!·[x^m] (Σ_{i ≤ c} x^i/i!)^n have no value more than c times.
+
+    >>> most_frequent(2, 2), most_frequent(3, 1)
+    (1.5, 3.0)
+    """
+    mean = 0.0
+    for c in range(m):
+        power, term = [1.0] + [0.0] * m, [1 / factorial(i) if i <= c else 0.0 for i in range(m + 1)]
+        for _ in range(n):
+            power = [sum(power[i] * term[k - i] for i in range(k + 1)) for k in range(m + 1)]
+        mean += 1 - power[m] * factorial(m) / float(n) ** m  # the chance of more than c
+    return mean
 
 
 def different(n: int, k: int, of: int, g: torch.Generator) -> Tensor:

@@ -82,7 +82,8 @@ def judged(found: Result) -> Finding:
     right = areas["sum"] == areas["tanh of sum"] == 1 and areas["product"] == 2
     holds = none < 1e-12 and most < least and right
     because = (
-        f"Of a product's variance {n['dot product'].value:.2f} is interaction, of tanh's {n['tanh'].value:.2g} for "
+        f"At weights drawn at random, {n['dot product'].value:.2f} of a product's variance is interaction, "
+        f"of tanh's {n['tanh'].value:.2g} for "
         f"tokens of spread 1 and at most {most:.2f} at any spread tried, of the other two terms {none:.1g}. A score "
         f"above half its largest fills {areas['product']} areas of the plane for a product, {areas['tanh of sum']} for "
         "tanh of a sum."
@@ -105,6 +106,8 @@ def judged(found: Result) -> Finding:
     notes = (
         "Interaction is the mean square of f(a, b) - f(a', b) - f(a, b') + f(a', b') over random tokens, against four "
         "times the variance of f: 0 for a sum of one function of each token, 1 where nothing else is left.",
+        "Weights can be chosen so that a few tanh units interact as much as a product does; whether training gets "
+        "there is what the step on recall tells.",
         "Tokens that do not have the mean 0 give a product terms of one token too; here their mean is 0.",
     )
     return Finding(verdict(holds), because, numbers, drawings, notes)

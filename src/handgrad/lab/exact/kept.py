@@ -87,7 +87,13 @@ def judged(real: Result, planned: Result) -> Finding:
         Drawing(f"Measured cache of {TOKENS} tokens", "what is kept", "bytes", bars, "bars"),
         Drawing("Measured cache by rank", "rank r", "bytes", line, log="xy"),
     )
-    notes = (f"Measured: {LAYERS} layers, {HEADS} heads, float64. The example is planned, on layers without memory.",)
+    itself = full["keys"] // BIG["heads"]
+    notes = (
+        f"Measured: {LAYERS} layers, {HEADS} heads, float64. The example is planned, on layers without memory.",
+        "This counts a cache that keeps the products, one for each function. A cache may also keep the token itself, "
+        f"once for all functions, and multiply the reading token by each A: in the example {itself / 1e9:.3g} GB, less "
+        "than at rank 200, for more work at every token. Low rank is not forced by memory alone.",
+    )
     return Finding(verdict(exact and linear and ten and two and falls), because, numbers, drawings, notes)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from handgrad.lab.rung import Sizes
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Drawing, Finding, Number, Result, Trial
+from handgrad.lab.steps import OPEN, Drawing, Finding, Number, Result, Trial, above
 from handgrad.lab.tasks import Recall
 from handgrad.lab.trained.training import QUICK, WIDTH, Training, found, number, stack_parameters, trials
 
@@ -68,7 +68,7 @@ class Compared:
             f"Two layers of width {self.sizes.width} with {many}. Chance is {self.task.chance:.1%}; guessing among the "
             f"values told and not yet asked gives {self.task.unbound:.0%}.",
         )
-        verdict = HOLDS if worst.value >= best.value + MARGIN else FAILS
+        verdict = above(worst, best, MARGIN)
         first = replace(worst, against=f"{best.label} {best.value:.0%}")
         numbers = [first, *measured.values(), *counts, *(x for x in steps if x is not None)]
         return Finding(verdict, because, numbers, (Drawing("Recall", "rung", "accuracy", bars, "bars"),), notes)

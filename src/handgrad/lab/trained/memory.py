@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from handgrad.lab.rung import Sizes, width_for
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import FAILS, HOLDS, OPEN, Drawing, Finding, Number, Result, Trial
+from handgrad.lab.steps import FAILS, OPEN, Drawing, Finding, Number, Result, Trial, above, worst_of
 from handgrad.lab.tasks import Recall, longer
 from handgrad.lab.trained.training import QUICK, WIDTH, Training, found, line, number, stack_parameters, trials
 
@@ -37,8 +37,8 @@ def equal(name: str, pairs: int) -> Training:
     return replace(one, sizes=sizes, seconds=2 * one.seconds, elsewhere=())
 
 
-def other_rate(name: str) -> Training:
-    one = base(name, MAIN)
+def other_rate(name: str, pairs: int = MAIN) -> Training:
+    one = base(name, pairs)
     return replace(one, fit=replace(one.fit, lr=RATES[one.fit.lr == RATES[0]]), elsewhere=())
 
 
@@ -66,6 +66,7 @@ class Memory:
         more = [one for pairs in (8, 2) for name in ALL for one in base(name, pairs).seeds()]
         far = [one for name in ALL for one in base(name, MAIN, DISTANCE).seeds()]
         fair = [one for name in FIXED for kind in (other_rate, patient) for one in kind(name).seeds()]
+        fair += [one for name in FIXED for kind in (equal, other_rate) for one in kind(name, PAIRS[2]).seeds()]
         others = [one for name in GROWING for one in other_rate(name).seeds()]
         return [*trials(most), *trials(same), *trials(more), *trials(fair), *trials(far), *trials(others)]
 
@@ -74,16 +75,19 @@ class Memory:
             return number(f"accuracy of {rung(one.name).title}, {how}", found(results, one), "accuracy")
 
         at = {(name, pairs): recall(base(name, pairs), f"{pairs} pairs") for name in ALL for pairs in PAIRS}
-        again = [
-            *(recall(equal(name, MAIN), "4 pairs, parameters of the Transformer") for name in FIXED),
-            *(recall(patient(name), f"4 pairs, {patient(name).fit.steps} steps") for name in FIXED),
-            *(recall(other_rate(name), f"4 pairs, rate {other_rate(name).fit.lr:g}") for name in FIXED),
-        ]
+        again = {
+            pairs: [
+                *(recall(equal(name, pairs), f"{pairs} pairs, parameters of the Transformer") for name in FIXED),
+                *(recall(other_rate(name, pairs), f"{pairs} pairs, rate {RATES[1]:g}") for name in FIXED),
+            ]
+            for pairs in PAIRS[1:]
+        }
+        again[MAIN] += [recall(patient(name), f"4 pairs, {patient(name).fit.steps} steps") for name in FIXED]
         besides = [
             *(recall(other_rate(name), f"4 pairs, rate {other_rate(name).fit.lr:g}") for name in GROWING),
             *(recall(base(name, MAIN, DISTANCE), f"4 pairs, over {DISTANCE} tokens") for name in ALL),
         ]
-        numbers = [x for x in (*at.values(), *again, *besides) if x is not None]
+        numbers = [x for x in (*at.values(), *again[MAIN], *again[PAIRS[2]], *besides) if x is not None]
         drawings = (
             Drawing(
                 "Recall against the number of facts",
@@ -92,9 +96,9 @@ class Memory:
                 {rung(name).title: line([(pairs, at[name, pairs]) for pairs in PAIRS]) for name in ALL},
             ),
         )
-        compared = sides(at, [x for x in again if x is not None])
+        compared = sides(at, again)
         first = [
-            replace(worst, label=f"worst growing memory, {pairs} pairs", against=f"best fixed memory {best:.0%}")
+            replace(worst, label=f"worst growing memory, {pairs} pairs", against=f"best fixed memory {best.value:.0%}")
             for pairs, best, worst in reversed(compared)
         ]
         task = base("rnn", MAIN).task
@@ -108,32 +112,49 @@ class Memory:
             "memory looks up with the state from before its input: without the mark it would look before it has read "
             f"the key. The Transformer needs no mark. Growing memory learns at a rate of {RATES[1]:g}, the others at "
             f"{RATES[0]:g}; what the other rate gives is measured as well, and so are fixed memories with as many "
-            f"parameters as the Transformer and with {PATIENT} times the steps. The verdict takes the best of them.",
+            f"parameters as the Transformer and, for {MAIN} pairs, with {PATIENT} times the steps. The verdict "
+            "takes the best.",
+            "Of 2 pairs there are 122,880 sequences, so that many held-out ones occur in training too; of 4 and 8 "
+            "pairs hardly one does. “Over 16 tokens”: so many that mean nothing stand between facts and questions.",
             *trained_for_less(results),
         )
         return Finding(*verdict(compared), [*first, *numbers], drawings, notes)
 
 
-def sides(at: Mapping[tuple[str, int], Number | None], again: Sequence[Number]) -> list[tuple[int, float, Number]]:
-    """(pairs, the best fixed memory, the worst growing one) where all are measured; `again` are fixed ones, of 4."""
+def sides(
+    at: Mapping[tuple[str, int], Number | None], again: Mapping[int, Sequence[Number | None]]
+) -> list[tuple[int, Number, Number]]:
+    """(pairs, the best fixed memory, the worst growing one) where all four are measured, and the fixed ones with the
+    Transformer's parameters too; whatever else was measured of fixed ones takes part."""
     compared = []
     for pairs in PAIRS[1:]:
         fixed, growing = ([x for name in group if (x := at[name, pairs])] for group in (FIXED, GROWING))
-        if len(fixed) == len(FIXED) and len(growing) == len(GROWING):
-            best = max(x.value for x in (*fixed, *(again if pairs == MAIN else ())))
-            compared.append((pairs, best, min(growing, key=lambda x: x.value)))
+        others = [x for x in again[pairs] if x is not None]
+        wide = all(again[pairs][: len(FIXED)])
+        if len(fixed) == len(FIXED) and len(growing) == len(GROWING) and wide:
+            best, worst = max((*fixed, *others), key=mean), min(growing, key=mean)
+            compared.append((pairs, best, worst))
     return compared
 
 
-def verdict(compared: Sequence[tuple[int, float, Number]]) -> tuple[str, str]:
-    """Holds where the worst growing memory is `MARGIN` above the best fixed one, wherever all are measured."""
+def mean(x: Number) -> float:
+    return x.value
+
+
+def verdict(compared: Sequence[tuple[int, Number, Number]]) -> tuple[str, str]:
+    """Holds where the worst growing memory is above the best fixed one, and fixed ones lose as pairs are added."""
     if not compared:
-        return OPEN, "Not all four networks were measured on one number of pairs."
+        return (
+            OPEN,
+            "Not all four networks, and the fixed ones at equal parameters, were measured on one number of pairs.",
+        )
     words = "; ".join(
-        f"{pairs} pairs: the best fixed memory recalls {best:.0%}, the worst growing one {worst.value:.0%}"
+        f"{pairs} pairs: the best fixed memory recalls {best.value:.0%}, the worst growing one {worst.value:.0%}"
         for pairs, best, worst in compared
     )
-    return HOLDS if all(worst.value >= best + MARGIN for _, best, worst in compared) else FAILS, f"{words}."
+    verdicts = [above(worst, best, MARGIN) for _, best, worst in compared]
+    verdicts += [FAILS] * (len(compared) > 1 and compared[-1][1].value >= compared[0][1].value)
+    return worst_of(verdicts), f"{words}."
 
 
 def trained_for_less(results: Mapping[str, Result]) -> tuple[str, ...]:

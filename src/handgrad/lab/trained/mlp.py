@@ -39,7 +39,9 @@ def learned(result: Result) -> dict[str, float]:
 
 
 def judged(of: Found) -> Finding:
-    known = {label: [result | learned(result) for result in rows] for label, rows in of.items()}
+    known = {
+        label: [result | learned(result | {"chance": TASK.chance}) for result in rows] for label, rows in of.items()
+    }
     n = {label: x for label, rows in known.items() if (x := number(f"patterns: {label}", rows, "learned")) is not None}
     worst = min((n[label] for label in WITH), key=lambda x: x.value)
     best = max((n[NONE], n[ALONE]), key=lambda x: x.value)
@@ -61,7 +63,7 @@ def judged(of: Found) -> Finding:
     notes = (
         f"One layer; answers to {TASK.side} × {TASK.side} pairs of tokens, drawn without a rule, all of them in every "
         f"step, of which there are at most {FIT.steps}. Embedding, mixing and logits learn too. Learned are the right "
-        f"answers less those that guessing among {TASK.n_answers} gives. It holds if units "
+        f"answers less those that the most frequent of {TASK.n_answers} answers gives by itself. It holds if units "
         f"with W_2 get beyond {WIDTH} and those without do not.",
         *((beyond(n),) if best.value > WIDTH else ()),
     )

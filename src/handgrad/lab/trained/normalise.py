@@ -8,7 +8,7 @@ import torch
 
 from handgrad.lab.rung import network
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import Finding, Result
+from handgrad.lab.steps import Finding, Result, above, worst_of
 from handgrad.lab.tasks import HELD_OUT, batch_of
 from handgrad.lab.trained.compared import FOUR, TWO
 from handgrad.lab.trained.labelled import MARGIN, Found, Labelled, bars, counts, percent, shown, sure, verdict
@@ -81,7 +81,7 @@ def judged(of: Found) -> Finding:
         "largest weight are those of the last layer where an answer is asked for.",
         *((f"Divided by the sum, {gone} of {len(of[SUM])} networks stopped being finite: recall 0.",) if gone else ()),
     )
-    return Finding(verdict(soft.value >= best.value + MARGIN and sparser), because, numbers, drawings, notes)
+    return Finding(worst_of([above(soft, best, MARGIN), verdict(sparser)]), because, numbers, drawings, notes)
 
 
 NORMALISE = Labelled(

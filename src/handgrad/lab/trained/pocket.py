@@ -8,9 +8,9 @@ import torch
 
 from handgrad.lab.rung import Sizes
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import Finding, Number
+from handgrad.lab.steps import Finding, Number, above
 from handgrad.lab.tasks import Batch, Pocket
-from handgrad.lab.trained.labelled import MARGIN, Found, Labelled, bars, counts, percent, shown, sure, verdict
+from handgrad.lab.trained.labelled import MARGIN, Found, Labelled, bars, counts, percent, shown, sure
 from handgrad.lab.trained.memory import FIXED, GROWING
 from handgrad.lab.trained.training import QUICK, WIDTH, Training
 
@@ -78,8 +78,7 @@ def judged(of: Found) -> Finding:
         f"Two layers of width {WIDTH}. Growing memory learns at a rate of 0.01, the others at 0.003, as in the step on "
         "recall; for its sake a mark stands between what is asked and the answer, for all four.",
     )
-    holds = worst.value >= best.value + MARGIN
-    return Finding(verdict(holds), because, numbers, (bars("Amounts right", titled),), notes)
+    return Finding(above(worst, best, MARGIN), because, numbers, (bars("Amounts right", titled),), notes)
 
 
 AMOUNTS = Labelled(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from handgrad.lab.rung import network
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import Finding, Number, Result
+from handgrad.lab.steps import Finding, Number, Result, above, worst_of
 from handgrad.lab.tasks import HELD_OUT, Recall, batch_of
 from handgrad.lab.trained import pocket
 from handgrad.lab.trained.compared import FOUR, TWO
@@ -41,11 +41,9 @@ def judged(of: Found) -> Finding:
         f"{FOUR.unbound:.0%}. The causal mask stays, and by itself it tells later tokens from earlier ones in part: "
         "the first reads one token, the tenth ten.",
     )
-    less = [number("", of[label], "accuracy") for label in (POCKET_WITH, POCKET_WITHOUT)]
-    both = all(x is not None for x in less) and less[0].value >= less[1].value + MARGIN  # type: ignore[union-attr]
-    return Finding(
-        verdict(there.value >= gone.value + MARGIN and both), f"{because}.", numbers, (bars("Recall", of),), notes
-    )
+    amounts = [sure("", of[label]) for label in (POCKET_WITH, POCKET_WITHOUT)]
+    decided = worst_of([above(there, gone, MARGIN), above(*amounts, MARGIN)])
+    return Finding(decided, f"{because}.", numbers, (bars("Recall", of),), notes)
 
 
 POSITIONS = Labelled(
@@ -87,7 +85,7 @@ def judged_sparse(of: Found) -> Finding:
     n = {label: sure(f"accuracy: {label}", of[label]) for label in SPARSE_RUNGS}
     read = {label: of[label][0]["pairs_read"] for label in SPARSE_RUNGS}
     said = ", ".join(f"{label} {percent(n[label])} from {read[label]} pairs" for label in SPARSE_RUNGS)
-    fits = n[FITTING].value >= max(n[ALL].value - MARGIN, n[NEAR].value + MARGIN)
+    as_all = verdict(n[FITTING].value >= n[ALL].value - MARGIN and read[FITTING] < read[ALL])
     numbers = [
         replace(
             n[SMALL],
@@ -104,8 +102,8 @@ def judged_sparse(of: Found) -> Finding:
         f"Chance is {APART.chance:.1%}, guessing among the values told and not yet asked gives {APART.unbound:.0%}.",
         "Pairs that are left out are masked here, not skipped: see the step on cost for time.",
     )
-    holds = fits and n[SMALL].value <= n[FITTING].value - MARGIN
-    return Finding(verdict(holds), f"Recall: {said}.", numbers, (bars("Recall by what is read", of),), notes)
+    decided = worst_of([as_all, *(above(n[FITTING], n[other], MARGIN) for other in (NEAR, SMALL))])
+    return Finding(decided, f"Recall: {said}.", numbers, (bars("Recall by what is read", of),), notes)
 
 
 SPARSE = Labelled(

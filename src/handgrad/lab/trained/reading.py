@@ -7,7 +7,7 @@ from dataclasses import replace
 from handgrad.lab.fit import Fit
 from handgrad.lab.rung import BYTES, Sizes
 from handgrad.lab.rungs import rung
-from handgrad.lab.steps import FAILS, OPEN, Drawing, Finding, Number
+from handgrad.lab.steps import FAILS, OPEN, UNSURE, Drawing, Finding, Number
 from handgrad.lab.text import Text
 from handgrad.lab.trained.compared import PRODUCT
 from handgrad.lab.trained.labelled import Found, Labelled, nats, paired, percent, shown, sure, verdict
@@ -120,7 +120,9 @@ def judged_ranks(of: Found) -> Finding:
         f"costs at most {LITTLE} nats in the mean. What is kept besides, for the values, does not change with r.",
         *(("Rank 1 costs as little: on this text the rank does not matter.",) if least.value <= LITTLE else ()),
     )
-    return Finding(verdict(quarter.value <= LITTLE) if smallest < WIDTH else FAILS, because, numbers, drawings, notes)
+    unsure = quarter.value <= LITTLE < max(quarter.each, default=quarter.value)
+    decided = UNSURE if unsure else verdict(quarter.value <= LITTLE)
+    return Finding(decided if smallest < WIDTH else FAILS, because, numbers, drawings, notes)
 
 
 RANK = Labelled(

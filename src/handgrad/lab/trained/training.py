@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any
 
 from handgrad.lab.fit import Fit, key_of, train
+from handgrad.lab.run import plain
 from handgrad.lab.rung import Sizes, parameters
 from handgrad.lab.rungs import rung
 from handgrad.lab.steps import SHARE, Number, Result, Say, Trial
 from handgrad.lab.tasks import Task
+from handgrad.lab.tasks import settings as settings_of
 
 SEEDS = (0, 1, 2)
 WIDTH = 32
@@ -45,7 +47,8 @@ class Training:
         return " | ".join([key_of(rung(self.name), self.task, self.sizes, self.fit), *others, self.about]).rstrip(" |")
 
     def trial(self) -> Trial:
-        return Trial(self.key, self.seconds, self.work)
+        settings = {"sizes": asdict(self.sizes), "fit": asdict(self.fit), **settings_of(self.task)}
+        return Trial(self.key, self.seconds, self.work, plain(settings))
 
     def work(self, say: Say) -> Result:
         model, result = train(rung(self.name), self.task, self.sizes, self.fit, say, dict(self.elsewhere))
@@ -67,7 +70,8 @@ def found(results: Mapping[str, Result], training: Training, seeds: Sequence[int
 
 
 def number(label: str, results: Sequence[Result], of: str | Callable[[Result], float | None]) -> Number | None:
-    """The mean over seeds with its interval; None where no seed has the value. A network that diverged recalls 0."""
+    """The mean over seeds with its interval; None where no seed has the value. A network that diverged counts with what
+    it recalled before, 0 where that was not measured."""
     take = of if callable(of) else partial(value, of)
     values = [v for v in map(take, results) if v is not None]
     unit, within = (SHARE, (0.0, 1.0)) if of == "accuracy" else ("", (-inf, inf))
@@ -75,7 +79,7 @@ def number(label: str, results: Sequence[Result], of: str | Callable[[Result], f
 
 
 def value(name: str, result: Result) -> float | None:
-    return 0.0 if result["diverged"] and name == "accuracy" else result.get(name)
+    return result.get(name) or 0.0 if result["diverged"] and name == "accuracy" else result.get(name)
 
 
 def line(points: Sequence[tuple[float, Number | None]]) -> dict[str, list[float]]:
