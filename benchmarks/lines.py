@@ -124,6 +124,9 @@ SMOL, SPEED_OF_ONE = "SmolLM2-135M shape", "{:.1f} tokens/s"
 CHEAP, BLOCKS = "--recompute cheap", "--update inside --recompute blocks"
 RATE, GB, TIMES = "{:.0f} tokens/s", "{:.2f} GB", "{:.2f}"
 
+LORA = "LoRA step of GPT-2 124M, r 8, batch 2 x 1024"
+PEFT = {"float32": ("peft float32",), "bfloat16": ("peft autocast bfloat16", "peft on bfloat16 weights")}
+
 LINES: tuple[Line, ...] = (
     Line(f"{GPT2}, float32", SPEED, "handgrad float32", FLOAT32, RATE, FLOAT32[0], at_least=1.4, flags=CHEAP),
     Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[0], at_least=1.5, flags=CHEAP),
@@ -154,6 +157,23 @@ LINES: tuple[Line, ...] = (
         )
         for dtype in ("float32", "bfloat16")
         for clip in ("no clipping", "clipping to 1.0")
+    ),
+    *(
+        Line(
+            f"{LORA}, {dtype}{words}",
+            column("lora", LORA, figure, scale),
+            f"handgrad {dtype}, recompute cheap",
+            PEFT[dtype],
+            shown,
+            PEFT[dtype][0],
+            **aim,
+            flags=CHEAP,
+        )
+        for words, figure, scale, shown, aim in (
+            ("", "tokens_per_s", 1.0, RATE, {"at_least": 1.3}),
+            (": peak memory", "peak_bytes", 1e-9, GB, {"at_most": 0.5}),
+        )
+        for dtype in PEFT
     ),
     Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25, flags=CHEAP),
     Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES, flags=CHEAP),

@@ -18,6 +18,7 @@ WORKS: dict[str, tuple[str, ...]] = {  # module -> what --quick adds
     "start": (),
     "ceilings": ("--rounds", "1"),
     "gpt2_step": ("--rounds", "1"),
+    "lora": ("--rounds", "1"),
     "update_in_backward": (),
     "memory_context": (),
     "step_time": ("--rounds", "2"),

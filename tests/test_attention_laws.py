@@ -10,8 +10,8 @@ from handgrad.check import numeric_attention as numeric
 from handgrad.check.case import B, C, D, H, T
 from handgrad.check.plant import Mistake, planted
 from handgrad.check.report import LawBroken
-from handgrad.check.split import split_in_model, total
 from handgrad.core import Accumulate, Run, combine
+from handgrad.core.errors import ConfigError
 from handgrad.generate.cache import KVCache
 from handgrad.layers import headwise, mask, mirror, multihead
 from handgrad.layers.cross import CrossAttention
@@ -19,6 +19,8 @@ from handgrad.layers.head import Head
 from handgrad.layers.mask import CAUSAL, EVERYONE, KeyPadding, Window
 from handgrad.layers.multihead import MultiHead
 from handgrad.rules import attend
+from handgrad.who.block import split_in_model
+from handgrad.who.split import total
 
 CHECKS = [
     numeric.permutation_equivariance,
@@ -207,10 +209,10 @@ def test_the_error_inside_a_model_splits_exactly(block, dropout):
 
 
 def test_a_split_of_what_is_no_block_is_refused():
-    from handgrad.check.split import split
+    from handgrad.who.split import split
 
     layer = MultiHead(C, H)
-    with pytest.raises(LawBroken, match="a split needs a sequence of residuals, and MultiHead is none"):
+    with pytest.raises(ConfigError, match="a split needs a sequence of residuals, and MultiHead is none"):
         split(layer, numeric.drawn(layer), numeric.a_of(), numeric.a_of())
 
 

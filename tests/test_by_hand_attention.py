@@ -137,7 +137,7 @@ def test_a_residual_head_split_by_hand():
     close(below[0], [[8 - 0.75 * L, 6, 0], [13 / 8 + 0.75 * L, 3 - 0.75 * L, 0]])
     close(g["attention.out.w"], [[7, 3, 0], [2, 2, 0]])  # concatᵗ Δ'
 
-    from handgrad.check.split import split
+    from handgrad.who.split import split
 
     parts, _ = split(hg.Sequence((layer,)), p, a, Delta_out)
     assert list(parts) == ["skip", *(f"attention.heads.0.0.{n}" for n in ("query", "key", "value"))]

@@ -113,7 +113,7 @@ def test_every_symbol_of_the_docs_is_in_the_glossary_and_no_other() -> None:
 
 def test_the_first_page_lists_every_other_and_the_readme_those_of_commands() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\]\(([\w/]+\.md)\)", index)) == {name_of(path) for path in PAGES} - {"index.md"}
+    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) == {name_of(path) for path in PAGES} - {"index.md"}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name in ("models", "plan", "speed", "tokenizers", "verify"):
         assert f"(docs/{name}.md)" in readme, name

@@ -80,7 +80,7 @@ def test_a_key_names_what_the_result_depends_on():
 def test_the_step_is_the_products():
     """One step by hand: gradient, clipping, AdamW with the rate of the first step."""
     from handgrad.lab.tasks import TRAIN, batch_of
-    from handgrad.train.optimiser import State, adamw, clip
+    from handgrad.train.optimiser import State, clip, update_all
     from handgrad.train.schedule import lr_at
 
     fit = replace(QUICK, steps=1)
@@ -90,6 +90,6 @@ def test_the_step_is_the_products():
     g = model.backward()
     clip(g.flat, fit.clip)
     state = State.zeros(model.params.flat)
-    adamw(model.params.flat, g.flat, state, lr_at(1, fit.config), fit.config, model.params.layout.n_decayed)
+    update_all(model.params.flat, g.flat, state, lr_at(1, fit.config), fit.config, model.params.layout.n_decayed)
     trained = train(rung("rnn"), EASY, SIZES, fit)[0]
     assert torch.allclose(trained.params.flat, model.params.flat, atol=1e-5)

@@ -10,7 +10,7 @@ import torch
 import handgrad as hg
 from handgrad.train import optimiser
 from handgrad.train.config import TrainConfig
-from handgrad.train.optimiser import State, adamw, clip, fused_agrees, uses_fused
+from handgrad.train.optimiser import State, clip, fused_agrees, update_all, uses_fused
 
 BOTH = ("explicit", "fused")
 
@@ -18,7 +18,7 @@ BOTH = ("explicit", "fused")
 @pytest.mark.parametrize("implementation", BOTH)
 def test_the_first_step_by_hand(implementation: str) -> None:
     p, g = torch.tensor([1.0], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
-    adamw(p, g, State.zeros(p), 0.1, TrainConfig(weight_decay=0.01, implementation=implementation), n_decayed=1)
+    update_all(p, g, State.zeros(p), 0.1, TrainConfig(weight_decay=0.01, implementation=implementation), n_decayed=1)
     assert p.item() == pytest.approx(0.899000002, abs=1e-12)
     assert g.item() == 0.5
 
@@ -32,7 +32,7 @@ def test_without_gradient_matrices_shrink_and_gains_and_biases_keep_every_bit(im
         params[name].add_(0.1 + i)
     before = params.flat.clone()
     config = TrainConfig(weight_decay=0.1, implementation=implementation)
-    adamw(params.flat, torch.zeros_like(before), State.zeros(before), 0.1, config, params.layout.n_decayed)
+    update_all(params.flat, torch.zeros_like(before), State.zeros(before), 0.1, config, params.layout.n_decayed)
     was = params.like(before)
     for name in params:
         if params[name].ndim >= 2:
@@ -46,7 +46,7 @@ def ten_steps(implementation: str, dtype: torch.dtype) -> torch.Tensor:
     p = torch.linspace(-2, 2, 101, dtype=dtype)
     state, config = State.zeros(p), TrainConfig(weight_decay=0.3, beta1=0.8, beta2=0.95, implementation=implementation)
     for t in range(1, 11):
-        adamw(p, gradient(p, t), state, 0.01 * t, config, n_decayed=64)
+        update_all(p, gradient(p, t), state, 0.01 * t, config, n_decayed=64)
     assert state.step == 10
     return p
 
@@ -112,7 +112,7 @@ def test_only_the_leading_slice_is_decayed(n_decayed: int) -> None:
     for implementation in BOTH:
         p = torch.ones(32)
         config = TrainConfig(weight_decay=0.5, implementation=implementation)
-        adamw(p, torch.zeros(32), State.zeros(p), 0.5, config, n_decayed)
+        update_all(p, torch.zeros(32), State.zeros(p), 0.5, config, n_decayed)
         assert p.tolist() == [0.75] * n_decayed + [1.0] * (32 - n_decayed)
 
 

@@ -85,7 +85,7 @@ def test_no_valid_target_changes_no_bit() -> None:
     kept = [x.clone() for x in (model.params.flat, state.m, state.v)]
     inputs, targets = batch(2)
     stepped = step_on(model, [(inputs, torch.full_like(targets, -100))] * 2, g, state, 1e-2, CONFIG, 2)
-    assert stepped == (0.0, 0.0, 0)
+    assert stepped == (0.0, 0.0, 0, None)
     assert not g.flat.any()
     assert state.step == 1
     assert all(torch.equal(a, b) for a, b in zip(kept, (model.params.flat, state.m, state.v), strict=True))

@@ -19,7 +19,9 @@ FOLDERS = {
     "core": "the abstraction; imports torch only",
     "rules": "the mathematics: one equation a file, forward beside backward",
     "layers": "thin: names and shapes of parameters, and which rule",
+    "receivers": "who may receive a gradient's factors, besides a sum",
     "models": "a configuration becomes a tree of layers; loading and storing",
+    "adapt": "low-rank updates beside a frozen model, and their files",
     "data": "text to tokens to windows",
     "train": "loop, optimiser, schedule, checkpoints",
     "generate": "KV cache, sampling, writing on",
@@ -27,6 +29,7 @@ FOLDERS = {
     "cases": "one table of cases over every rule and layer",
     "mistakes": "planted mistakes, by area",
     "bundled": "models that come along: checkpoint folders, and their recipes",
+    "bridge": "a layer or model as a torch.nn.Module; the one folder that names torch.autograd",
     "inspect": "the report page; knows names and arrays, not layers",
     "cli": "one command a file",
 }

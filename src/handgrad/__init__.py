@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from handgrad.bridge.module import as_module  # noqa: F401
     from handgrad.check.explain import explain  # noqa: F401
     from handgrad.core import (  # noqa: F401
         Accumulate,
@@ -31,10 +32,13 @@ if TYPE_CHECKING:
     from handgrad.models.llama import LlamaConfig  # noqa: F401
     from handgrad.models.load import load  # noqa: F401
     from handgrad.models.model import Model, build, watch  # noqa: F401
+    from handgrad.models.samples import sample_gradients, sample_norms  # noqa: F401
+    from handgrad.who.ranked import who  # noqa: F401
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "handgrad.bridge.module": "as_module",
     "handgrad.check.explain": "explain",
     "handgrad.core": "Accumulate Buffer Chain Fork Layer Layout Recompute Residual Run Sequence Slot Sum",
     "handgrad.layers.linear": "Linear",
@@ -43,11 +47,14 @@ _HOME = {
     "handgrad.models.llama": "LlamaConfig",
     "handgrad.models.load": "load",
     "handgrad.models.model": "Model build watch",
+    "handgrad.models.samples": "sample_gradients sample_norms",
     "handgrad.generate.generate": "generate",
     "handgrad.generate.sample": "Sampling",
     "handgrad.generate.score": "Evaluation evaluate",
+    "handgrad.who.ranked": "who",
 }
 _NEAR = {"TrainConfig": "train", "resume": "train", "train": "train", "prepare": "data"}  # not here, but near
+_NEAR |= {"Factors": "who.factors", "influence": "who.influence", "kfac": "who.kfac", "split_block": "who.block"}
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}
 __all__ = sorted(_WHERE)
 

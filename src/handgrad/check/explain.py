@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import getattr_static
 from itertools import groupby
 from math import prod
@@ -226,8 +226,8 @@ def parts_of(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def attributes(layer: Any) -> list[str]:
-    """Fields, then what the class forms from them once."""
-    fields = list(getattr(layer, "__dataclass_fields__", {}))
+    """Fields, then what the class forms from them once; fields of `PLACES` are among that."""
+    fields = [name for name in getattr(layer, "__dataclass_fields__", {}) if name not in getattr(layer, "PLACES", {})]
     formed = [n for n in vars(type(layer)) if type(getattr_static(type(layer), n)).__name__ == "cached_property"]
     return fields + [n for n in formed if n not in fields]
 
@@ -338,7 +338,8 @@ def alike(name: str) -> str:
 
 def folded(rows: tuple[Any, ...], name: str) -> list[tuple[Any, int]]:
     """Rows that differ in their block's number alone, once, with how often they stand there."""
-    renamed = [replace(row, **{name: alike(getattr(row, name))}) for row in rows]
+    words = [f.name for f in fields(rows[0]) if isinstance(getattr(rows[0], f.name), str)] if rows else []
+    renamed = [replace(row, **{word: alike(getattr(row, word)) for word in {name, *words}}) for row in rows]
     order = {row: i for i, row in reversed(list(enumerate(renamed)))}
     same = groupby(sorted(renamed, key=lambda row: order[row]))
     return [(row, len(list(all_of))) for row, all_of in same]

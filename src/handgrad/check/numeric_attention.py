@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from handgrad.check.case import B, C, D, H, T, normal
 from handgrad.check.laws import off, require, same
-from handgrad.check.split import by, down, split, total
 from handgrad.check.tolerance import FLOAT64
 from handgrad.core import Accumulate, Buffer, Chain, Layer, Layout, Run, Watch
 from handgrad.generate.cache import KVCache
@@ -24,6 +23,7 @@ from handgrad.layers.mirror import Mirror
 from handgrad.layers.multihead import MultiHead
 from handgrad.rules.attend import ATTEND, softmax
 from handgrad.rules.gelu import GELU_TANH
+from handgrad.who.split import by, down, split, total
 
 ORDER = torch.tensor([3, 0, 4, 1, 2])
 

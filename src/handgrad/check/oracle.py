@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -63,6 +63,7 @@ class Passing:
 class Noting:
     """An `Accumulate` that also notes, among the Deltas, when each gradient arrives."""
 
+    only_sums: ClassVar[bool] = True
     inner: Accumulate
     events: dict[str, Tensor | None]
     tied: Mapping[str, str]

@@ -211,7 +211,7 @@ EQUATIONS = (
         "exact-split",
         "a' = a + Σ of named branches",
         "Δ = skip + Σ_h (query + key + value) + MLP, each pushed through the norm by itself",
-        "handgrad.check.split:split",
+        "handgrad.who.split:split",
         "rules/heads.md",
         "handgrad.check.numeric_attention:exact_split",
     ),

@@ -149,7 +149,7 @@ def in_type(model: Model, name: str, tokens: Tensor, draws: int, step: Step) -> 
 def by_hand(model: Model, flat: Tensor, tokens: Tensor, form: str) -> Kept:
     """One pass of ours and back, at the numbers `flat` and in their type."""
     record, gradient = Record(form == "explicit"), model.params.layout.zeros(flat.dtype, flat.device)
-    one = replace(model, params=model.params.like(flat), shadow=None, pending=None)
+    one = replace(model, params=model.params.like(flat)).moved(flat.dtype)
     with torch.no_grad():
         loss = one.loss(tokens, run=Run(signals=record, implementation=form))
         one.backward(Noting(Accumulate(gradient.tree), record.events, gradient.layout.tied))
@@ -159,7 +159,8 @@ def by_hand(model: Model, flat: Tensor, tokens: Tensor, form: str) -> Kept:
 def by_autograd(model: Model, flat: Tensor, tokens: Tensor) -> Kept:
     """The explicit forward pass, differentiated by torch."""
     theta, probe = Leaves.of(model.params.like(flat)), Probe()
-    one: Any = replace(model, params=theta, shadow=None, pending=None)
+    there = replace(model, params=model.params.like(flat)).moved(flat.dtype)
+    one: Any = replace(there, params=theta, frozen=tuple(Leaves.of(frozen) for frozen in there.frozen))
     with torch.enable_grad():
         loss = one.loss(tokens, run=Run(signals=probe))
         loss.backward()

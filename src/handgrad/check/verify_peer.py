@@ -25,6 +25,8 @@ def why_not(model: Model) -> str | None:
     """Why there is no comparison with transformers; None where there is one."""
     if find_spec(NAME) is None:
         return f"{NAME} is not installed, so nothing was compared with it (pip install transformers)"
+    if model.frozen:
+        return f"not compared with {NAME}: it computes no low-rank updates (handgrad merge makes a plain model)"
     try:
         table_of(model.config, torch.float64, {})
     except HandgradError as error:

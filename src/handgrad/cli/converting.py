@@ -14,7 +14,7 @@ from handgrad.cli.waiting import waiting
 from handgrad.core.errors import ConfigError
 from handgrad.data.checks import MAX_VOCAB_SIZE
 from handgrad.data.tokenizers import Ids, fingerprint, tokenizer_bytes
-from handgrad.models.export import DTYPES, export, new_folder, require_new, stored_dtype, synced
+from handgrad.models.export import DTYPES, export, new_folder, require_new, require_plain, stored_dtype, synced
 from handgrad.models.found import Source, find, named
 from handgrad.models.load import load_from
 from handgrad.models.model import Model
@@ -41,6 +41,7 @@ def import_model(name: str, out: Path, dtype: str, tokenizer: bool, output: Outp
     source = find(name)
     with waiting(f"loading {name}", output.live):
         model = load_from(source, None if dtype == "auto" else DTYPES[dtype], tokenizer)
+    require_plain(model)
     words = model.tokenizer
     if words is None:
         words = Ids(min(model.config.vocabulary, MAX_VOCAB_SIZE))

@@ -16,7 +16,22 @@ import typer
 from typer.main import get_command
 
 from handgrad import __version__
-from handgrad.cli import chat, convert, demo, equations, evaluate, explain, generate, lab, plan, train, verify
+from handgrad.cli import (
+    chat,
+    convert,
+    demo,
+    equations,
+    evaluate,
+    explain,
+    finetune,
+    generate,
+    lab,
+    merge,
+    plan,
+    train,
+    verify,
+    who,
+)
 from handgrad.cli.output import NoOutput, Output, lenient, no_output, opened_streams, silence
 from handgrad.cli.presets import PRESETS
 from handgrad.cli.words import usage_problem
@@ -36,12 +51,15 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("train", epilog=PRESETS_HELP, context_settings=SPELLED)(train.train)
+app.command("finetune")(finetune.finetune)
+app.command("merge")(merge.merge)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("eval")(evaluate.evaluate)
 app.command("verify")(verify.verify)
 app.command("plan", epilog=PRESETS_HELP, context_settings=SPELLED)(plan.plan)
 app.command("explain")(explain.explain)
+app.command("who")(who.who)
 app.add_typer(lab.app, name="lab")
 app.command("models")(convert.models)
 app.command("import")(convert.import_)

@@ -12,7 +12,7 @@ import typer
 
 from handgrad.cli.output import Output
 
-MODEL_HELP = "A run or checkpoint folder, a Hugging Face folder, a .gguf, a llama2.c .bin, or a name."
+MODEL_HELP = "A run, checkpoint, adapter or Hugging Face folder, a .gguf, a llama2.c .bin, or a name."
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object a line on standard output, the rest on standard error.")
 ]

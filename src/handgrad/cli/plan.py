@@ -34,6 +34,10 @@ def plan(
     batch_size: Annotated[int | None, typer.Option(help="Windows of one micro-batch [12]", metavar="N")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Micro-batches of one step [1]", metavar="N")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm, 0 is off [1.0]", metavar="NORM")] = None,
+    clip_by: Annotated[
+        str | None, typer.Option(help="Norm of the whole gradient, or each parameter's [whole]", metavar="WHAT")
+    ] = None,
+    optimiser: Annotated[str | None, typer.Option(help="adamw or sgd [adamw]", metavar="NAME")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float64 [float32]", metavar="NAME")] = None,
     impl: Annotated[str | None, typer.Option(help="auto, explicit or fused formulas [auto]", metavar="NAME")] = None,
     recompute: Annotated[

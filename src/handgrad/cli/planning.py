@@ -70,6 +70,10 @@ def show(asked: Asked, output: Output) -> None:
     if config.compile:
         output.note("this run compiles its blocks; it is planned as if it did not, and may hold a little less")
         config = replace(config, compile=False)
+    if config.sample_clip or config.sample_norms:
+        more = "up to the size of its parameters" if config.sample_clip else "a little"
+        output.note(f"this run looks at single samples; it is planned as if it did not, and may hold {more} more")
+        config = replace(config, sample_clip=0.0, sample_norms=False)
     if asked.cache_dtype is not None and asked.cache_dtype not in CACHE_DTYPES:
         raise ConfigError(f"--cache-dtype is {asked.cache_dtype!r}, and must be one of {', '.join(CACHE_DTYPES)}")
     cache_dtype = CACHE_DTYPES[asked.cache_dtype or config.dtype]
@@ -175,7 +179,7 @@ def text(p: Plan, config: TrainConfig, base: int, step_s: float | None, found: F
         ("parameters", in_units(p.parameter_bytes), ""),
         ("their shadow", in_units(p.shadow_bytes), "in bfloat16, for passes") if p.shadow_bytes else None,
         ("gradient", in_units(p.gradient_bytes), "" if p.gradient_bytes else "never whole: it comes piece by piece"),
-        ("moments of AdamW", in_units(p.moment_bytes), ""),
+        ("moments of the optimiser", in_units(p.moment_bytes), ""),
         ("saved for backward", in_units(p.saved_bytes), f"{config.batch_size} x {p.cache.tokens} tokens, exact"),
         ("the rest at the peak", in_units(p.rest_bytes), "errors and results on their way"),
         ("alive at the peak", in_units(p.peak_bytes), "the sum"),

@@ -38,6 +38,8 @@ FORMULAS = {
     "gamma": "1ᵗ(Δ ∘ x)",
     "beta": "1ᵗ Δ",
     "w_pos": "OHE(position)ᵗ Δ",
+    "A": "aᵗ Δ_low",
+    "B": "lowᵗ (s Δ)",
 }
 
 

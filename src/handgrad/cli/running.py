@@ -76,7 +76,7 @@ def refuse_taken(out: Path) -> None:
         if (out / name).exists():
             raise ConfigError(
                 f"{out} already holds a run ({name} is there), and it is left as it is. "
-                f"Go on with it (handgrad train --out {quoted(out)} --resume), or choose another folder"
+                f"Go on with it ({resume_command(out)}), or choose another folder"
             )
     not_a_model(out)
 
@@ -222,7 +222,11 @@ def configured_steps(ended: Ended, out: Path) -> int:
 
 
 def resume_command(out: Path) -> str:
-    return f"handgrad train --out {quoted(out)} --resume"
+    try:
+        command = "finetune" if read_toml(out / "config.toml").finetune else "train"
+    except HandgradError:
+        command = "train"
+    return f"handgrad {command} --out {quoted(out)} --resume"
 
 
 def reported(out: Path, output: Output) -> Path | None:

@@ -10,7 +10,7 @@ import typer
 from handgrad.cli.options import Json, output_of
 from handgrad.cli.waiting import waiting
 
-NOT_FLAGS = ("data", "out", "preset", "config", "resume", "json", "compile")
+NOT_FLAGS = ("data", "out", "preset", "config", "resume", "json", "compile", "sample_norms")
 
 
 def train(
@@ -50,9 +50,15 @@ def train(
         int | None, typer.Option(help="Steps until the peak [100, at most a tenth of --steps]", metavar="N")
     ] = None,
     weight_decay: Annotated[float | None, typer.Option(help="AdamW's, on matrices only [0.1]", metavar="RATE")] = None,
-    beta1: Annotated[float | None, typer.Option(help="AdamW's memory of gradients [0.9]", metavar="RATE")] = None,
+    beta1: Annotated[
+        float | None, typer.Option(help="Memory of gradients, or SGD's momentum [0.9]", metavar="RATE")
+    ] = None,
     beta2: Annotated[float | None, typer.Option(help="AdamW's memory of their squares [0.99]", metavar="RATE")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm, 0 is off [1.0]", metavar="NORM")] = None,
+    clip_by: Annotated[
+        str | None, typer.Option(help="Norm of the whole gradient, or each parameter's [whole]", metavar="WHAT")
+    ] = None,
+    optimiser: Annotated[str | None, typer.Option(help="adamw or sgd [adamw]", metavar="NAME")] = None,
     seed: Annotated[int | None, typer.Option(help="Of first weights, windows and dropout [0]", metavar="N")] = None,
     validate_every: Annotated[int | None, typer.Option(help="Steps between validations [250]", metavar="N")] = None,
     save_every: Annotated[int | None, typer.Option(help="Steps between checkpoints [500]", metavar="N")] = None,
@@ -72,6 +78,13 @@ def train(
     update: Annotated[
         str | None, typer.Option(help="after the backward pass, or inside it: less memory [after]", metavar="WHEN")
     ] = None,
+    sample_clip: Annotated[
+        float | None,
+        typer.Option(help="Largest norm of each sample's gradient, 0 is off; gives no privacy [0]", metavar="NORM"),
+    ] = None,
+    sample_norms: Annotated[
+        bool, typer.Option("--sample-norms", help="Log every step's sample norms and gradient noise.")
+    ] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the blocks; needs a C++ compiler.")] = False,
     json: Json = False,
 ) -> None:
@@ -92,8 +105,7 @@ def train(
         from handgrad.cli.settings import resolve
         from handgrad.core.errors import ConfigError
 
-    if compile:
-        flags["compile"] = True
+    flags |= {name: True for name, given in (("compile", compile), ("sample_norms", sample_norms)) if given}
     if out is None:
         raise ConfigError("--out is missing: the folder that the run is written to, such as --out runs/first")
     folder = run_folder(out)

@@ -93,7 +93,9 @@ def run(model: Model, tokens: Tensor, request: Request, output: Output) -> Verif
         return verify(model, tokens, wanted, request.peer, request.draws, status.update)
 
 
-def tokens_of(model: Model, text: str | None, output: Output, unknown: str = "abort") -> tuple[Tensor, str]:
+def tokens_of(
+    model: Model, text: str | None, output: Output, unknown: str = "abort", most: int = MOST_TOKENS
+) -> tuple[Tensor, str]:
     """Ids ~ (B, T), and in words what they are. A text that is too long is cut, and that is said."""
     if text is None:
         length = min(LENGTH, model.config.context)
@@ -107,7 +109,7 @@ def tokens_of(model: Model, text: str | None, output: Output, unknown: str = "ab
         raise DataError(f"--text: {with_flags(str(error))}") from None
     if len(found) < 2:
         raise ConfigError(f"--text has {len(found)} token{'s' * (len(found) != 1)}, and at least 2 are needed")
-    most = min(MOST_TOKENS, model.config.context)
+    most = min(most, model.config.context)
     if len(found) > most:
         output.note(f"--text is cut to its first {most} of {len(found)} tokens")
     return torch.tensor([found[:most]]), f"{min(len(found), most)} tokens of the text"
@@ -140,13 +142,18 @@ def by_layer(found: Verified) -> list[tuple[str, list[Row]]]:
     return list(layers.items())
 
 
+def of_budget(row: Row) -> tuple[bool, float]:
+    """How bad a row is: whether it fails, and its error by what is allowed; a signal that is missing is allowed 0."""
+    return not row.ok, row.error / row.budget if row.budget else row.error
+
+
 def shown(rows: Sequence[Row], every: bool) -> list[tuple[str, ...]]:
     """The cells of a layer's table: all rows, or the worst of each comparison."""
     cells = []
     ordered = sorted(rows, key=lambda row: row.comparison)
     for comparison, group in groupby(ordered, key=lambda row: row.comparison):
         several = list(group)
-        for row in several if every else [max(several, key=lambda row: (not row.ok, row.error / row.budget))]:
+        for row in several if every else [max(several, key=of_budget)]:
             signal = row.signal + (f" ({row.note})" if row.note else "")
             torchs = "" if row.torchs is None else f"{row.torchs:.1e}"
             n = "" if every else str(len(several))

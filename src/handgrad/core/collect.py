@@ -127,6 +127,9 @@ class Collect:
     def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:
         self._of(name).scaled(name, x, Delta)
 
+    def whole(self, name: str, gradient: torch.Tensor) -> None:
+        self._of(name).whole(name, gradient)
+
     def finished(self) -> None:
         self.pieces.finish(self.path)
 

@@ -26,6 +26,7 @@ from handgrad.core.errors import ConfigError
 from handgrad.core.gradients import Gradients
 from handgrad.core.layer import Feature, Layer, Saved
 from handgrad.core.params import Slot, Tree
+from handgrad.core.rule import Pair
 from handgrad.core.run import Run, widened
 
 Tensors = list[torch.Tensor]
@@ -92,7 +93,7 @@ class Shape:
 
     @classmethod
     def of(cls, tree: Any) -> tuple[Shape, Tensors]:
-        leaves, spec = tree_flatten(tree)
+        leaves, spec = tree_flatten(tree, is_leaf=lambda x: isinstance(x, Pair))  # a pair is known by its identity
         others = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
         return cls(spec, others), [x for x in leaves if isinstance(x, torch.Tensor)]
 

@@ -9,12 +9,15 @@
 A part of the network that has handed over all it has says `finished()`. A name may be handed over several times, and
 adds up: a tied one at both of its places, a large one in pieces.
 
-Leading axes are samples and tokens; a gradient sums over all of them. A name that is absent from the receiver is
+Leading axes are samples and tokens, the samples first; a gradient sums over all of them. A receiver that is not
+`only_sums` may tell samples apart: what it is given keeps the samples' axis, stays as it is, and a piece of some
+samples alone goes to `of_samples(grads, first, end, n)`. A name that is absent from the receiver is
 frozen: nothing is computed for it, and no layer has an `if` for that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -57,6 +60,14 @@ class Unfinished:
 
     def finished(self) -> None:
         """Whoever holds the layer says so, after its last pass."""
+
+
+def of_samples(grads: Gradients, first: int, end: int, n: int) -> Gradients:
+    """The receiver of what samples first … end - 1 of n hand over alone. Where it has finished, a part has handed over
+    all that it has of these samples. One that does not tell samples apart has no method `samples`, and takes all alike.
+    """
+    apart: Callable[[int, int, int], Gradients] | None = getattr(grads, "samples", None)
+    return Unfinished(grads) if apart is None else apart(first, end, n)
 
 
 PIECE = 1 << 22  # elements
@@ -122,6 +133,11 @@ class Accumulate:
     def scaled(self, name: str, x: torch.Tensor, Delta: torch.Tensor) -> None:
         if (g := self._from_zero(name)) is not None:
             g += (x * Delta).flatten(0, -2).sum(0, dtype=g.dtype)
+
+    def whole(self, name: str, gradient: torch.Tensor) -> None:
+        """One that somebody has multiplied already, in full."""
+        if (g := self._of(name)) is not None:
+            g.copy_(gradient) if self._first(g) else g.add_(gradient)
 
     def finished(self) -> None:
         """Sums need no end."""

@@ -202,6 +202,20 @@ def nested(named: Mapping[str, torch.Tensor]) -> Tree:
     return tree
 
 
+def united(*trees: Tree) -> Tree:
+    """Several trees as one; none of their names is another's.
+
+    >>> united({"up": {"w": torch.ones(1)}}, {"up": {"b": torch.zeros(1)}})
+    {'up': {'w': tensor([1.]), 'b': tensor([0.])}}
+    """
+    whole: Tree = {}
+    for tree in trees:
+        for name, value in tree.items():
+            known = whole.get(name, {})
+            whole[name] = united(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return whole
+
+
 def generator_of(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
     """Randomness without state: the same (seed, name) gives the same stream, in whatever order they are asked for."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()

@@ -6,7 +6,7 @@ tells them apart, because there rounding is below `BOUND` and a mistake is as la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -100,7 +100,7 @@ def check_cache(model: Model, ids: Tensor, chunk: int = 1) -> Comparison:
         )
     own, size = differences(model, ids[None], chunk)
     computed_in = (model.shadow or model.params).flat.dtype
-    exact = replace(model, params=model.params.like(model.params.flat.double()), pending=None, shadow=None)
+    exact = model.moved(torch.float64)
     double, size = (own, size) if computed_in == torch.float64 else differences(exact, ids[None], chunk)
     if not all(map(isfinite, size)):
         at = next(t for t, largest in enumerate(size) if not isfinite(largest))

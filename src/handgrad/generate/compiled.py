@@ -46,7 +46,7 @@ class CompiledReader:
             raise ConfigError(reason)
         if model.run.signals is not None:
             raise ConfigError("signals are watched, and a compiled pass shows none; write without compiling")
-        self.model, self.numbers = model, model.shadow or model.params
+        self.model, self.numbers = model, model.named
         self.cache = StaticCache(-(-n_tokens // ROOM) * ROOM)
         before, blocks, after = cut(model.layer)
         size = max(n for n in range(1, GROUP + 1) if len(blocks) % n == 0)

@@ -8,9 +8,10 @@ have a width of their own, it stands in the place of width/H.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from handgrad.core.combine import Fork, inside
 from handgrad.core.errors import ConfigError
 from handgrad.core.gradients import Gradients
+from handgrad.core.layer import Layer
 from handgrad.core.params import Slot, Tree, prefixed
 from handgrad.core.run import Run
 from handgrad.layers.linear import Linear
@@ -38,6 +40,7 @@ class MultiHead:
     kv_heads   heads of keys and values; 0 means as many as `heads`. A cache keeps only these
     rotary     turns q and k by their positions, before a cache keeps k; None where positions come from elsewhere
     d_head     width of a head; 0 means width/heads
+    instead    layers that stand in the place of some of the four linear ones, with their widths
 
     >>> MultiHead(6, 2).slots()["query.w"].shape
     (6, 6)
@@ -47,6 +50,7 @@ class MultiHead:
     (8, 6)
     """
 
+    PLACES: ClassVar = {"instead": ""}  # field -> its step in paths
     width: int
     heads: int
     bias: bool = True
@@ -57,6 +61,7 @@ class MultiHead:
     rotary: Rotary | None = None
     d_head: int = 0
     out_bias: bool | None = None
+    instead: Mapping[str, Layer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.d_head and self.width % self.heads:
@@ -81,12 +86,17 @@ class MultiHead:
     @cached_property
     def branches(self) -> Fork:
         sizes = {"query": self.heads, "key": self.groups, "value": self.groups}
-        return Fork({name: Linear(self.width, n * self.d_h, self.bias, self.std) for name, n in sizes.items()})
+        own = {name: Linear(self.width, n * self.d_h, self.bias, self.std) for name, n in sizes.items()}
+        return Fork({name: self.instead.get(name, linear) for name, linear in own.items()})
 
     @cached_property
-    def out(self) -> Linear:
+    def out(self) -> Layer:
         bias = self.bias if self.out_bias is None else self.out_bias
-        return Linear(self.heads * self.d_h, self.width, bias, self.std_out)
+        return self.instead.get("out", Linear(self.heads * self.d_h, self.width, bias, self.std_out))
+
+    def opened(self) -> MultiHead:
+        """The same layer with its parts in a field, where whoever rewrites a tree of layers finds them."""
+        return replace(self, instead={**self.branches.branches, "out": self.out})
 
     def slots(self) -> dict[str, Slot]:
         return self.branches.slots() | prefixed({"out": self.out.slots()})

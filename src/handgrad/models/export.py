@@ -73,6 +73,7 @@ def export(
     the folder holds something or the disk refuses.
     """
     target, dtype = Path(folder), dtype or model.params.flat.dtype
+    require_plain(model)
     config = model.config
     if isinstance(config, GPT2Config) and not config.bias:
         config = replace(config, bias=True)  # offsets of zero are the same function, and theirs always has some
@@ -100,6 +101,15 @@ def export(
                 file.write(content)
                 synced(file)
     return Exported(target, len(shapes), model.params.layout.count, n_bytes, tuple(beside), why)
+
+
+def require_plain(model: Model) -> None:
+    """ConfigError for a model with updates beside its numbers: written without them, it would be another function."""
+    if model.frozen:
+        raise ConfigError(
+            "this model has low-rank updates beside its own numbers; merge them first (handgrad merge ADAPTER, or "
+            "handgrad.adapt.merge)"
+        )
 
 
 def origin_of(model: Model) -> Origin | None:

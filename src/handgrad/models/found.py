@@ -15,11 +15,11 @@ from typing import Literal
 from handgrad import bundled
 from handgrad.core.errors import FileError, unknown
 from handgrad.models.gguf_header import MAGIC
-from handgrad.models.hf import is_hf
+from handgrad.models.hf import is_adapter, is_hf
 from handgrad.models.llama2c import CODE
 from handgrad.models.store import CHECKPOINTS, PARAMS, STATE, latest
 
-Kind = Literal["checkpoint", "hugging face", "gguf", "llama2.c"]
+Kind = Literal["checkpoint", "hugging face", "adapter", "gguf", "llama2.c"]
 MEANT = "a Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists"
 
 
@@ -87,6 +87,8 @@ def beginning(path: Path) -> bytes:
 
 
 def folder(path: Path, asked: str) -> Source:
+    if is_adapter(path):
+        return Source("adapter", path)
     if (path / CHECKPOINTS).is_dir():
         newest = latest(path)
         if newest is None:

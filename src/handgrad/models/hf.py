@@ -48,6 +48,11 @@ def is_hf(folder: Path) -> bool:
     return any((folder / name).exists() for name in names) or any(folder.glob("pytorch_model*.bin"))
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds a PEFT adapter, and no model."""
+    return (folder / ADAPTER).exists() and not any((folder / name).exists() for name in (CONFIG, WEIGHTS, INDEX))
+
+
 def config_of_folder(folder: Path) -> ModelConfig:
     return config_of(table_in(folder), str(folder / CONFIG))
 

@@ -20,10 +20,13 @@ from handgrad.models.hf import config_of_folder, load_hf, origin_of
 from handgrad.models.llama2c import config_of_bin, load_llama2c
 from handgrad.models.model import Model
 from handgrad.models.store import (
+    ADAPTER,
     DTYPES,
     PARAMS,
+    STATE,
     TOKENIZER,
     ModelConfig,
+    described,
     expected_shapes,
     metadata_of,
     model_config_of,
@@ -37,7 +40,7 @@ def load(path: str | Path, dtype: torch.dtype | None = None, tokenizer: bool = T
     """The model that `path` names, with its tokenizer where it has one.
 
     path    a run folder (its newest checkpoint) or one checkpoint folder, a Hugging Face folder, a `.gguf`, a llama2.c
-            `.bin`, or the name of a bundled or installed model
+            `.bin`, the name of a bundled or installed model, or a PEFT adapter: its model, with the adapter on it
     dtype   of the parameters. Left out, it is what a checkpoint was trained in, and float32 for other files (float64
             where they hold that)
     tokenizer   False leaves the tokenizer of other libraries' files unread, of whatever kind it is
@@ -59,9 +62,13 @@ def load_from(source: Source, dtype: torch.dtype | None = None, tokenizer: bool 
     path = source.path
     if source.kind == "checkpoint":
         model = model_from(path, read_state(path))
-        return model if dtype is None else replace(model, params=model.params.like(model.params.flat.to(dtype)))
+        return model if dtype is None else model.moved(dtype)
     words: Any = None
     origin: Any = None
+    if source.kind == "adapter":
+        from handgrad.adapt.peft import load_adapter  # which loads the model that it belongs to, from here
+
+        return load_adapter(path, None, dtype, tokenizer)
     if source.kind == "gguf":
         model, fields = load_gguf(path, dtype)
         words = of_gguf(path, fields) if tokenizer else None
@@ -109,6 +116,8 @@ def config_of(path: str | Path) -> ModelConfig:
     source = find(path)
     if source.kind == "checkpoint":
         return model_config_of(read_state(source.path), source.path)
+    if source.kind == "adapter":
+        return load_from(source, tokenizer=False).config
     if source.kind == "gguf":
         return config_of_gguf(source.path)
     return config_of_bin(source.path) if source.kind == "llama2.c" else config_of_folder(source.path)
@@ -122,9 +131,17 @@ def checkpoint_folder(path: str | Path) -> Path:
     return source.path
 
 
-def model_from(folder: Path, state: Mapping[str, Any]) -> Model:
-    """The model of exactly this checkpoint folder, whose `read_state` gave `state`. Raises FileError."""
-    config = model_config_of(state, folder)
+def model_from(folder: Path, state: Mapping[str, Any], like: Model | None = None) -> Model:
+    """The model of exactly this checkpoint folder, whose `read_state` gave `state`. With `like`, that model with the
+    parameters in the folder: of an adapter, a checkpoint holds no more. Raises FileError."""
+    if like is None and state.get(ADAPTER):
+        raise FileError(
+            f"{folder} holds what was trained beside a frozen model, not a model: name the folder of the run, once it "
+            "has an adapter_config.json, or go on with handgrad finetune --out RUN --resume"
+        )
+    config = model_config_of(state, folder) if like is None else like.config
+    if described(config) != state["model"]:
+        raise FileError(f"{folder / STATE} is of another model than the one it should go on from: {state['model']}")
     tokenizer = load_tokenizer(folder / TOKENIZER)
     if fingerprint(tokenizer) != state["tokenizer_fingerprint"]:
         raise FileError(
@@ -135,10 +152,12 @@ def model_from(folder: Path, state: Mapping[str, Any]) -> Model:
         raise FileError(
             f"{folder / TOKENIZER} has {tokenizer.vocab_size} tokens, more than the {config.vocabulary} of the model"
         )
-    layer = config.layers()
-    layout = Layout(layer.slots(), dict(config.ties()))
+    layer = config.layers() if like is None else like.layer
+    layout = Layout(layer.slots(), dict(config.ties())) if like is None else like.params.layout
     tensors = read_tensors(folder / PARAMS, expected_shapes(layout), stored_dtype(state), metadata_of(state))
     params = layout.zeros(DTYPES[state["dtype"]][0])
     for name, value in tensors.items():
         params[name].copy_(value)
+    if like is not None:
+        return replace(like, params=params, tokenizer=tokenizer, pending=None)
     return Model(config, layer, Buffer(layout, params.flat), tokenizer=tokenizer)

@@ -15,7 +15,8 @@ from handgrad.core.combine import Chain, inside
 from handgrad.core.errors import ConfigError, ShapeError
 from handgrad.core.gradients import Accumulate, Gradients
 from handgrad.core.layer import Layer
-from handgrad.core.params import Buffer, Layout, Tree
+from handgrad.core.params import Buffer, Layout, Tree, united
+from handgrad.core.picked import Picked, Places
 from handgrad.core.run import Run, widened
 from handgrad.core.signals import Both, Watch
 from handgrad.layers.embedding import Unembedding
@@ -69,6 +70,7 @@ class Model:
     origin: Any = None
     pending: Pending | None = None
     shadow: Buffer | None = None
+    frozen: tuple[Buffer, ...] = ()
 
     def __repr__(self) -> str:
         """One line: `model.layer` is the whole tree of layers, `model.params` all numbers by name.
@@ -78,6 +80,8 @@ class Model:
         Model(GPT2Config, vocabulary 11, context 5, 618 parameters in torch.float32, no tokenizer)
         """
         numbers = f"{self.params.layout.count:,} parameters in {self.params.flat.dtype}"
+        if self.frozen:
+            numbers += f" beside {sum(b.layout.count for b in self.frozen):,} frozen ones"
         words = "no tokenizer" if self.tokenizer is None else f"tokenizer {getattr(self.tokenizer, 'kind', '?')}"
         sizes = f"vocabulary {self.config.vocabulary}, context {self.config.context}"
         return f"Model({type(self.config).__name__}, {sizes}, {numbers}, {words})"
@@ -88,10 +92,18 @@ class Model:
 
     @property
     def numbers(self) -> Tree:
-        """What passes compute with: the parameters, or their shadow in half precision."""
-        if self.shadow is None:
-            return self.params.tree
-        return {**self.params.tree, **self.shadow.tree}
+        """What passes compute with: the parameters, or their shadow in half precision, and what is frozen.
+
+        What is frozen is in no layout of the parameters: it has no gradient and no moments, and nothing writes to it.
+        """
+        own = self.params.tree if self.shadow is None else {**self.params.tree, **self.shadow.tree}
+        return united(*(frozen.tree for frozen in self.frozen), own) if self.frozen else own
+
+    @property
+    def named(self) -> dict[str, Tensor]:
+        """What passes compute with, by whole names."""
+        buffers = (*self.frozen, self.params, *((self.shadow,) if self.shadow is not None else ()))
+        return {name: x for buffer in buffers for name, x in buffer.views.items()}
 
     @cached_property
     def trunk(self) -> Chain | None:
@@ -111,14 +123,23 @@ class Model:
         that makes its own copies, and needs none.
 
         Whoever changes the parameters calls `refresh` afterwards, as a training step does: until then passes compute
-        with the numbers from before.
+        with the numbers from before. What is frozen never changes, so the model given back has it in `dtype` alone.
         """
         shadow = None
         if dtype != self.params.flat.dtype:
             shadow = self.params.layout.without(besides).zeros(dtype, self.params.flat.device)
-        model = replace(self, shadow=shadow, pending=None)
+        frozen = tuple(buffer.like(buffer.flat.to(dtype)) for buffer in self.frozen)
+        model = replace(self, shadow=shadow, frozen=frozen, pending=None)
         model.refresh()
         return model
+
+    def moved(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Model:
+        """The same model with all its numbers in another type, or on another device."""
+
+        def to(buffer: Buffer) -> Buffer:
+            return buffer.like(buffer.flat.to(device or buffer.flat.device, dtype or buffer.flat.dtype))
+
+        return replace(self, params=to(self.params), frozen=tuple(map(to, self.frozen)), shadow=None, pending=None)
 
     def refresh(self, name: str | None = None) -> None:
         """Bring the shadow up to date after the parameters have changed, or the one parameter that has."""
@@ -213,24 +234,7 @@ class Model:
             self.run = before
 
     def checked(self, tokens: Tensor) -> Tensor:
-        if not isinstance(tokens, Tensor):
-            raise ShapeError(
-                f"a model reads token ids as an int64 tensor (batch, tokens); found {type(tokens).__name__}"
-            )
-        if tokens.dtype != torch.int64 or tokens.ndim != 2 or 0 in tokens.shape:
-            raise ShapeError(
-                f"a model reads token ids as an int64 matrix (batch, tokens), each at least 1; "
-                f"found {tuple(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}"
-            )
-        low, high = tokens.aminmax()
-        if int(low) < 0 or int(high) >= self.config.vocabulary:
-            bad = int(low) if int(low) < 0 else int(high)
-            where = (tokens == bad).nonzero()[0].tolist()
-            raise ShapeError(
-                f"token id {bad} at row {where[0]}, position {where[1]} is outside the vocabulary of "
-                f"{self.config.vocabulary} (ids 0 to {self.config.vocabulary - 1})"
-            )
-        return tokens
+        return checked(tokens, self.config.vocabulary)
 
     def aimed(self, tokens: Tensor, targets: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         if targets is None:
@@ -248,6 +252,26 @@ class Model:
             raise ShapeError(f"target id {int(targets.max())} is outside the vocabulary of {self.config.vocabulary}")
         counts = targets >= 0
         return targets, counts if valid is None else counts & valid
+
+
+def checked(tokens: Tensor, vocabulary: int) -> Tensor:
+    """Ids ~ (B, T) as a model reads them, or an error that says what is wrong with them."""
+    if not isinstance(tokens, Tensor):
+        raise ShapeError(f"a model reads token ids as an int64 tensor (batch, tokens); found {type(tokens).__name__}")
+    if tokens.dtype != torch.int64 or tokens.ndim != 2 or 0 in tokens.shape:
+        raise ShapeError(
+            f"a model reads token ids as an int64 matrix (batch, tokens), each at least 1; "
+            f"found {tuple(tokens.shape)} of {str(tokens.dtype).removeprefix('torch.')}"
+        )
+    low, high = tokens.aminmax()
+    if int(low) < 0 or int(high) >= vocabulary:
+        bad = int(low) if int(low) < 0 else int(high)
+        where = (tokens == bad).nonzero()[0].tolist()
+        raise ShapeError(
+            f"token id {bad} at row {where[0]}, position {where[1]} is outside the vocabulary of "
+            f"{vocabulary} (ids 0 to {vocabulary - 1})"
+        )
+    return tokens
 
 
 def require_count(n_valid: int) -> None:
@@ -273,15 +297,29 @@ def build(config: Config, seed: int = 0, dtype: torch.dtype = torch.float32, dev
 
 
 @contextmanager
-def watch(model: Model, *patterns: str, replace: dict | None = None):
+def watch(
+    model: Model,
+    *patterns: str,
+    positions: Places = None,
+    heads: Places = None,
+    replace: dict | None = None,
+    limit_bytes: int | None = None,
+):
     """Record signals while the block runs; results stay the same, bit for bit, unless something is replaced.
+
+    model        or a module of `hg.as_module`
+    patterns     globs over whole paths: `blocks.*.attention.rho`; the error of a signal x is `Delta_x` at its path
+    positions    number, slice or list: only these tokens of each signal are recorded, and handed to a replacement
+    heads        the same for heads. Which axis is which follows from the shape: `core/picked.py`. Axes stay
+    replace      path or glob -> function of the signal (or of its picked part); its result is used instead
+    limit_bytes  most memory that recorded signals may hold: the one that would hold more is refused (ConfigError)
 
     Watching what only the explicit form of a rule shows, such as attention weights, selects that form for that layer:
     the results are then those of `implementation="explicit"` there, which may differ in the last digits.
     A backward pass is watched where its forward pass was: call `model.loss` inside the block too. Blocks may be
-    nested. A replacement has no derivative: what it replaces gets the error signal as if it stood in its place; to cut
-    the way back too, replace `Delta_x` as well. At the end of the block a pattern or replacement that met no signal is
-    refused, with the nearest name (UnknownName).
+    nested, each with positions and heads of its own. A replacement has no derivative: what it replaces gets the error
+    signal as if it stood in its place; to cut the way back too, replace `Delta_x` as well. At the end of the block a
+    pattern or replacement that met no signal is refused, with the nearest name (UnknownName).
 
     >>> import handgrad as hg, torch
     >>> model = hg.build(hg.GPT2Config(vocabulary=11, context=5, n_layers=1, n_heads=2, d_model=6), seed=0)
@@ -289,8 +327,16 @@ def watch(model: Model, *patterns: str, replace: dict | None = None):
     ...     loss, grads = model.loss(torch.tensor([[1, 2, 3]])), model.backward()
     >>> signals["blocks.0.attention.Delta_raw"].shape
     torch.Size([1, 2, 3, 3])
+    >>> with hg.watch(model, "blocks.*.attention.rho", positions=-1, heads=[1]) as signals:
+    ...     logits = model(torch.tensor([[1, 2, 3]]))
+    >>> signals["blocks.0.attention.rho"].shape
+    torch.Size([1, 1, 1, 3])
     """
-    signals, outer = Watch(patterns, replace or {}), model.run.signals
+    if not hasattr(model, "running"):
+        raise ConfigError(f"watch takes a model, or a module of hg.as_module; found {type(model).__name__}")
+    replacements = {} if replace is None else replace
+    signals = Watch(patterns, replacements, picked=Picked(positions, heads), limit_bytes=limit_bytes)
+    outer = model.run.signals
     with model.running(signals=signals if outer is None else Both(outer, signals)):
         yield signals
     signals.require_found()

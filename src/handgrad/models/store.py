@@ -34,6 +34,7 @@ STATE, TOKENIZER = "state.json", "tokenizer.json"
 FORMAT_KEY, FORMAT_VERSION = "handgrad_checkpoint", 1
 DTYPES = {"float32": (torch.float32, "F32"), "float64": (torch.float64, "F64")}
 STORED_DTYPE = "stored_dtype"  # of state.json, optional: the file's numbers are those of `dtype`, rounded to this
+ADAPTER = "adapter"  # of state.json, optional: true where params.safetensors holds what lies beside a frozen model
 STORED = DTYPES | {"bfloat16": (torch.bfloat16, "BF16")}
 ModelConfig = GPT2Config | LlamaConfig
 KINDS: dict[str, type[ModelConfig]] = {"gpt2": GPT2Config, "llama": LlamaConfig}

@@ -76,7 +76,7 @@ def plan(shape: Config, config: TrainConfig, cache_dtype: torch.dtype | None = N
         "parameter_bytes": flat.nbytes,
         "shadow_bytes": 0 if shadow is None else shadow.flat.nbytes,
         "gradient_bytes": setup.gradient.flat.nbytes if isinstance(setup.gradient, Buffer) else 0,
-        "moment_bytes": 2 * flat.nbytes,
+        "moment_bytes": setup.state.m.nbytes + setup.state.v.nbytes,
     }
     assert trace.heap is not None
     dtype = cache_dtype or DTYPES[config.dtype]
@@ -108,6 +108,10 @@ class Setup:
     def __init__(self, shape: Config, config: TrainConfig):
         if config.compile:
             raise ConfigError("a compiled step cannot be planned: what the compiler keeps is not known beforehand")
+        if config.sample_clip or config.sample_norms:
+            raise ConfigError(
+                "a step that looks at single samples cannot be planned: what it does depends on its numbers"
+            )
         require_small(shape)
         self.shape, self.config = shape, config
         self.trace = Trace(Heap(MMAP_BYTES))
@@ -121,7 +125,7 @@ class Setup:
                 )
             params = layout.zeros(MASTER[config.dtype], "meta")
             self.model = prepared(Model(shape, layer, params), config)
-            self.state = State.zeros(params.flat)
+            self.state = State.zeros(params.flat, config.optimiser)
             self.gradient = gradient_of(self.model, config)
         self.forward_flops = self.counted()
         with self.trace:

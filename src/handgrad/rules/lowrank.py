@@ -16,7 +16,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from handgrad.core.gradients import Gradients
+from handgrad.core.rule import Pair, Rule
 from handgrad.core.run import Run
+from handgrad.rules.fused import lowrank_added
 
 
 class Saved(NamedTuple):
@@ -36,6 +38,10 @@ def backward(Delta: Tensor, saved: Saved, A: Tensor, B: Tensor, s: float, grads:
     Delta_low = run.show("Delta_low", D @ B.mT)  #         of  low @ B, by low
     grads.outer("A", a, Delta_low)  # ∂L/∂A = aᵗ Δ_low     of  a @ A, by A
     return Delta_low @ A.mT  # Δ = Δ_low Aᵗ                of  a @ A, by a
+
+
+INNER = ("base", "lora", "lora.low", "Delta_base", "Delta_lora", "lora.Delta_low", "Delta_from_base", "Delta_from_lora")
+LOWRANK = Rule("lowrank", Pair(forward, backward), Pair(lowrank_added.forward, lowrank_added.backward), INNER)
 
 
 def merged(w: Tensor, A: Tensor, B: Tensor, s: float) -> Tensor:

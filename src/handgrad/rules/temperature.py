@@ -35,5 +35,5 @@ def backward(Delta: Tensor, saved: Saved, tau: Tensor | float, grads: Gradients)
 
 
 def column(x: Tensor) -> Tensor:
-    """All elements below each other: one parameter serves them all, so its gradient sums over every axis."""
-    return x.reshape(-1, 1)
+    """A sample's elements below each other: one parameter serves them all, so its gradient sums over every axis."""
+    return x.reshape(len(x), -1, 1)

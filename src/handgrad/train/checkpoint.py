@@ -25,6 +25,7 @@ from handgrad.data.tokenizers import Tokenizer, fingerprint, tokenizer_bytes
 from handgrad.models.load import model_from
 from handgrad.models.model import Model
 from handgrad.models.store import (
+    ADAPTER,
     CHECKPOINTS,
     DTYPES,
     FORMAT_KEY,
@@ -114,6 +115,8 @@ def save(
         "train": asdict(config),
         "versions": versions(),
     }
+    if model.frozen:
+        content[ADAPTER] = True
     metadata = metadata_of(content)
     folder = Path(run_folder) / CHECKPOINTS
     target = folder / name_of(progress.step)
@@ -135,21 +138,23 @@ def save(
     return target
 
 
-def load(folder: str | Path) -> Checkpoint:
-    """Read one checkpoint folder, every file of it checked against the others before anything is used.
+def load(folder: str | Path, like: Model | None = None) -> Checkpoint:
+    """Read one checkpoint folder, every file of it checked against the others before anything is used. `like` is the
+    model whose parameters it holds, where it holds those of an adapter alone.
 
     Raises FileError naming what was expected and what was found.
     """
     folder = Path(folder)
     content = read_state(folder)
-    model = model_from(folder, content)
+    model = model_from(folder, content, like)
     try:
         config = TrainConfig(**checked_fields(TrainConfig, content["train"], "train"))
     except HandgradError as error:
         raise FileError(f"{folder / STATE} is damaged: {error}") from None
-    expected = {f"{moment}.{name}": s for name, s in expected_shapes(model.params.layout).items() for moment in "mv"}
+    moments = "m" if config.optimiser == "sgd" else "mv"
+    expected = {f"{moment}.{name}": s for name, s in expected_shapes(model.params.layout).items() for moment in moments}
     tensors = read_tensors(folder / OPTIMISER, expected, content["dtype"], metadata_of(content))
-    state = State.zeros(model.params.flat)
+    state = State.zeros(model.params.flat, config.optimiser)
     state.step = content["optimiser_step"]
     for name, moment in _moments(model.params, state).items():
         moment.copy_(_sound(folder / OPTIMISER, name, tensors[name]))
@@ -196,8 +201,8 @@ def sync(path: Path) -> None:
 
 
 def _moments(params: Buffer, state: State) -> dict[str, torch.Tensor]:
-    m, v = params.like(state.m), params.like(state.v)
-    return {f"m.{name}": m[name] for name in m} | {f"v.{name}": v[name] for name in v}
+    there = {"m": state.m, "v": state.v} if state.v.numel() else {"m": state.m}
+    return {f"{key}.{name}": x for key, flat in there.items() for name, x in params.like(flat).items()}
 
 
 def _sound(path: Path, name: str, moment: torch.Tensor) -> torch.Tensor:

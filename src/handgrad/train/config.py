@@ -31,6 +31,8 @@ CHOICES = {
     "implementation": IMPLEMENTATIONS,
     "recompute": ("nothing", "cheap", "blocks"),
     "update": ("after", "inside"),
+    "optimiser": ("adamw", "sgd"),
+    "clip_by": ("whole", "parameter"),
 }
 _CUDA = re.compile("cuda:(0|[1-9][0-9]?)")
 _FLAGS = {"implementation": "--impl"}
@@ -51,7 +53,10 @@ class TrainConfig:
     warmup           steps until the peak
     weight_decay     on matrices only; gains and biases are never decayed
     beta1, beta2     how slowly the two moments of AdamW forget
-    clip             largest norm of the whole gradient; 0 is off
+    optimiser        "adamw", or "sgd": momentum beta1 and one moment instead of two; weight decay is that of AdamW
+    clip             largest norm of the gradient; 0 is off
+    clip_by          "whole": of the whole gradient; "parameter": of each parameter's by itself, another rule, which
+                     needs no second pass with the update inside the backward pass
     seed             of the first weights, of the windows drawn and of dropout
     validate_every   steps between two validations
     save_every       steps between two checkpoints
@@ -62,6 +67,9 @@ class TrainConfig:
                      outputs) or "blocks" (all but the inputs of blocks: a third more time, the least memory)
     update           "after" the backward pass, or "inside" it: each parameter as soon as its gradient is complete, so
                      that the whole gradient never exists. With clip above 0 that takes two passes
+    sample_clip      largest norm of each sample's gradient, scaled down before they add up; 0 is off. This alone gives
+                     no privacy
+    sample_norms     measure every sample's gradient norm and the noise of the gradient
     compile          let torch.compile make one function of each block; needs a C++ compiler
     device           "cpu", "cuda" or "cuda:N"
 
@@ -84,6 +92,8 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.99
     clip: float = 1.0
+    clip_by: str = "whole"
+    optimiser: str = "adamw"
     seed: int = 0
     validate_every: int = 250
     save_every: int = 500
@@ -91,6 +101,8 @@ class TrainConfig:
     implementation: str = "auto"
     recompute: str = "nothing"
     update: str = "after"
+    sample_clip: float = 0.0
+    sample_norms: bool = False
     compile: bool = False
     device: str = "cpu"
 
@@ -98,14 +110,15 @@ class TrainConfig:
         wrong = [
             *(self._whole(name, 1) for name in ("steps", "batch_size", "accumulate", "validate_every", "save_every")),
             *(self._whole(name, 0) for name in ("warmup", "seed")),
-            *(self._number(name) for name in ("lr", "lr_floor", "weight_decay", "clip")),
+            *(self._number(name) for name in ("lr", "lr_floor", "weight_decay", "clip", "sample_clip")),
             *(self._number(name, below=1) for name in ("beta1", "beta2")),
             *(self._text(name) for name in (*CHOICES, "device")),
         ]
         if not self._number("lr") and not self._number("lr_floor") and self.lr_floor > self.lr:
             wrong.append(f"--lr-floor {self.lr_floor} is above --lr {self.lr}, and must be at most that")
-        if type(self.compile) is not bool:
-            wrong.append(f"--compile is {self.compile!r}, and must be true or false")
+        for name in ("compile", "sample_norms"):
+            if type(getattr(self, name)) is not bool:
+                wrong.append(f"{flag(name)} is {getattr(self, name)!r}, and must be true or false")
         if self.update == "inside" and type(self.accumulate) is int and self.accumulate > 1:
             wrong.append(
                 f"--update inside cannot go with --accumulate {self.accumulate}: adding up micro-batches needs the "
@@ -140,6 +153,26 @@ class TrainConfig:
         return None if value in choices else f"{flag(name)} is {value!r}, and must be one of {', '.join(choices)}"
 
 
+@dataclass(frozen=True)
+class Finetune:
+    """The table [finetune] of a run that goes on from a model: which, and what is trained of it.
+
+    model, base_sha256    the model, and the SHA-256 of its numbers: a run goes on with no others
+    window                tokens of one window of the data; 0 is the model's context
+    full                  all parameters are trained; else low-rank updates, with the sizes and targets that follow
+    """
+
+    model: str = ""
+    base_sha256: str = ""
+    window: int = 0
+    full: bool = False
+    rank: int = 8
+    alpha: float = 16.0
+    targets: str = ""
+    rslora: bool = False
+    dropout: float = 0.0
+
+
 def flag(name: str) -> str:
     """A field's spelling on the command line.
 
@@ -170,6 +203,7 @@ class RunFile:
     train: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    finetune: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def model_config(self) -> ModelConfig:
@@ -236,6 +270,7 @@ def read_toml(path: str | Path) -> RunFile:
         checked_fields(TrainConfig, tables.get("train", {}), f"{path}, [train]"),
         _checked(tables.get("data", {}), _DATA_KEYS, f"{path}, [data]"),
         _checked(tables.get("versions", {}), _VERSION_KEYS, f"{path}, [versions]"),
+        checked_fields(Finetune, tables.get("finetune", {}), f"{path}, [finetune]"),
     )
 
 

@@ -13,7 +13,7 @@ the run that was not (with the same `steps`, on the same machine, versions and n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Protocol
@@ -27,7 +27,7 @@ from handgrad.models.diagnose import Batch
 from handgrad.models.gpt2 import GPT2Config
 from handgrad.models.model import Model, build
 from handgrad.train import checkpoint
-from handgrad.train.config import MASTER, TrainConfig, available_device, write_toml
+from handgrad.train.config import MASTER, Finetune, TrainConfig, available_device, write_toml
 from handgrad.train.evaluate import evaluate
 from handgrad.train.interrupt import ctrl_c
 from handgrad.train.lock import held
@@ -107,6 +107,7 @@ class _Session:
     start: checkpoint.Progress
     saved: Path | None
     observer: Observer
+    context: int  # tokens of one window
 
 
 def train(
@@ -117,8 +118,11 @@ def train(
     *,
     observer: Observer | None = None,
     keep_going: Callable[[], bool] | None = None,
+    model: Model | None = None,
+    finetune: Finetune | None = None,
 ) -> Result:
-    """Train a fresh model on the first 90 % of `corpus`, validating on the rest; everything goes into `folder`.
+    """Train a fresh model on the first 90 % of `corpus`, validating on the rest; everything goes into `folder`. With
+    `model`, that one is trained on, its parameters in place; `finetune` then says for config.toml what it is.
 
     `keep_going` is asked after each step; once it says no, the run validates, saves and ends. Ctrl-C lets the step
     finish, saves, and ends with `interrupted`; a second one raises KeyboardInterrupt at once.
@@ -139,18 +143,22 @@ def train(
     """
     folder, observer = Path(folder), observer or _Silent()
     available_device(config)
-    if problem := size_problem(model_config, config) or compile_problem(model_config, config):
+    size = None if model is not None and model.frozen else size_problem(model_config, config)
+    if problem := size or compile_problem(model_config, config):
         raise ConfigError(problem)
-    parts = parts_of(corpus, model_config)
+    window = finetune.window if finetune else 0
+    parts = parts_of(corpus, model_config, window)
     fresh_folder(folder)
     with held(folder):
         fresh_folder(folder)
         with memory_explained():
-            model, state = _built(model_config, config, corpus)
+            model, state = _built(model_config, config, corpus, model)
+            model = prepared(model, config)
         sha256 = tokens_sha256(corpus)
-        write_toml(folder / CONFIG, model_config, config, {"data": data_table(corpus, folder, sha256)})
-        start = checkpoint.Progress()
-        session = _Session(folder, config, corpus, sha256, parts, prepared(model, config), state, start, None, observer)
+        tables = {"data": data_table(corpus, folder, sha256)} | ({"finetune": asdict(finetune)} if finetune else {})
+        write_toml(folder / CONFIG, model_config, config, tables)
+        start, context = checkpoint.Progress(), window or model_config.context
+        session = _Session(folder, config, corpus, sha256, parts, model, state, start, None, observer, context)
         return _run(session, keep_going)
 
 
@@ -160,8 +168,11 @@ def resume(
     steps: int | None = None,
     observer: Observer | None = None,
     keep_going: Callable[[], bool] | None = None,
+    model: Model | None = None,
 ) -> Result:
     """Go on from the newest checkpoint with the settings of config.toml; `steps` is a new total number of steps.
+
+    `model` is the one that the run began with, for one that trains an adapter: its checkpoints hold no more than that.
 
     A run that has its steps already is left as it is, and that is said. Other `steps` are written to config.toml; the
     learning rate then follows the schedule of that many steps from here on. Raises as `train` does, FileError or
@@ -170,11 +181,13 @@ def resume(
     folder, observer = Path(folder), observer or _Silent()
     check_run(folder)
     with held(folder):
-        return _resumed(folder, steps, observer, keep_going)
+        return _resumed(folder, steps, observer, keep_going, model)
 
 
-def _resumed(folder: Path, steps: int | None, observer: Observer, keep_going: Callable[[], bool] | None) -> Result:
-    found = reopened(folder, steps, observer.said)
+def _resumed(
+    folder: Path, steps: int | None, observer: Observer, keep_going: Callable[[], bool] | None, first: Model | None
+) -> Result:
+    found = reopened(folder, steps, observer.said, first)
     if found.corpus is None:
         result = _result(found.start, found.saved, 0, 0.0, 0.0, False)
         observer.finished(result)
@@ -182,22 +195,27 @@ def _resumed(folder: Path, steps: int | None, observer: Observer, keep_going: Ca
     config, corpus, shape = found.config, found.corpus, found.file.model_config
     if problem := compile_problem(shape, config):
         raise ConfigError(problem)
-    parts = parts_of(corpus, shape)
+    window = found.file.finetune.get("window", 0)
+    parts = parts_of(corpus, shape, window)
     model, state = found.model, found.state
     if model is None or state is None:
-        model, state = _built(shape, config, corpus)
+        model, state = _built(shape, config, corpus, first)
     if steps is not None:
-        write_toml(folder / CONFIG, shape, found.file.train_config, {"data": found.file.data})
+        tables = {"data": found.file.data} | ({"finetune": found.file.finetune} if found.file.finetune else {})
+        write_toml(folder / CONFIG, shape, found.file.train_config, tables)
     sha256 = tokens_sha256(corpus)
     model = prepared(model, config)
-    session = _Session(folder, config, corpus, sha256, parts, model, state, found.start, found.saved, observer)
+    context = window or shape.context
+    session = _Session(folder, config, corpus, sha256, parts, model, state, found.start, found.saved, observer, context)
     return _run(session, keep_going)
 
 
-def _built(shape: GPT2Config, config: TrainConfig, corpus: Corpus) -> tuple[Model, State]:
-    model = build(shape, config.seed, MASTER[config.dtype], config.device)
+def _built(shape: GPT2Config, config: TrainConfig, corpus: Corpus, first: Model | None) -> tuple[Model, State]:
+    """The model to begin with: a fresh one, unless one is given."""
+    dtype, device = MASTER[config.dtype], config.device
+    model = build(shape, config.seed, dtype, device) if first is None else first.moved(dtype, device)
     model.tokenizer = corpus.tokenizer
-    return model, State.zeros(model.params.flat)
+    return model, State.zeros(model.params.flat, config.optimiser)
 
 
 def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
@@ -245,6 +263,8 @@ def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
                     "grad_norm": done.grad_norm,
                     "tokens_per_s": done.n_targets / took,
                 }
+                if done.samples is not None:
+                    record |= done.samples.record()
                 due = step % s.config.validate_every == 0 or step == s.config.steps or stopping
                 if due and s.parts.validation is not None:
                     now = _validated(s, now)
@@ -268,7 +288,7 @@ def _run(s: _Session, keep_going: Callable[[], bool] | None) -> Result:
 def _batches(s: _Session, step: int) -> list[Batch]:
     c, device = s.config, s.model.params.flat.device
     drawn = [
-        training_windows(s.parts.training, s.model.config.context, c.batch_size, c.seed, step, micro)
+        training_windows(s.parts.training, s.context, c.batch_size, c.seed, step, micro)
         for micro in range(c.accumulate)
     ]
     return [(torch.from_numpy(ids).to(device), torch.from_numpy(targets).to(device)) for ids, targets in drawn]
@@ -277,7 +297,7 @@ def _batches(s: _Session, step: int) -> list[Batch]:
 def _validated(s: _Session, now: checkpoint.Progress) -> checkpoint.Progress:
     assert s.parts.validation is not None
     c = s.config
-    loss, _ = evaluate(s.model, s.parts.validation, s.model.config.context, c.batch_size, c.implementation)
+    loss, _ = evaluate(s.model, s.parts.validation, s.context, c.batch_size, c.implementation)
     if now.best_val_loss_nats is None or loss < now.best_val_loss_nats:
         now = replace(now, best_val_loss_nats=loss, best_step=now.step)
     return replace(now, val_loss_nats=loss, val_step=now.step)
@@ -292,11 +312,11 @@ def _info(s: _Session) -> dict[str, object]:
         "resumed": s.saved is not None,
         "n_parameters": s.model.params.layout.count,
         "vocabulary": s.model.config.vocabulary,
-        "context": s.model.config.context,
+        "context": s.context,
         "n_training_tokens": len(s.parts.training),
         "n_validation_tokens": 0 if s.parts.validation is None else len(s.parts.validation),
         "validate_every": s.config.validate_every,
-        "tokens_per_step": s.config.batch_size * s.config.accumulate * s.model.config.context,
+        "tokens_per_step": s.config.batch_size * s.config.accumulate * s.context,
         "dtype": s.config.dtype,
         "compile": s.config.compile,
         "device": str(flat.device),

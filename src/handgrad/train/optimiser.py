@@ -1,9 +1,11 @@
-"""AdamW and clipping, as vector operations on flat buffers.
+"""AdamW, SGD and clipping, as vector operations on flat buffers.
 
 m ← β1 m + (1 - β1) g                    mean of the gradient
 v ← β2 v + (1 - β2) g ∘ g                mean of its square
 p ← p - lr · weight_decay · p            matrices only: the slice [:n_decayed] of the flat buffer
 p ← p - lr · m̂ / (√v̂ + ε)                m̂ = m/(1 - β1^t),  v̂ = v/(1 - β2^t): both means start at 0, and that is undone
+
+SGD has one moment, which is a sum: m ← β1 m + g, and p ← p - lr · m after the same decay.
 
 All parameters are one vector, so tied parameters are stepped and counted once, and the gaps of the layout, whose
 gradient is 0, stay 0. The formulas below are the specification. torch's fused operator does the same in one pass over
@@ -30,22 +32,22 @@ SHORT = 1 << 16  # elements whose squares one float32 sum takes without loss
 
 @dataclass
 class State:
-    """The two moments, and how many updates they have seen. `adamw` writes into it."""
+    """The two moments, and how many updates they have seen. `update_all` writes into it; SGD has an empty v."""
 
     m: Tensor
     v: Tensor
     step: int = 0
 
     @classmethod
-    def zeros(cls, p_flat: Tensor) -> State:
-        return cls(torch.zeros_like(p_flat), torch.zeros_like(p_flat))
+    def zeros(cls, p_flat: Tensor, optimiser: str = "adamw") -> State:
+        return cls(torch.zeros_like(p_flat), torch.zeros_like(p_flat[: 0 if optimiser == "sgd" else None]))
 
 
-def adamw(p_flat: Tensor, g_flat: Tensor, state: State, lr: float, config: TrainConfig, n_decayed: int) -> None:
+def update_all(p_flat: Tensor, g_flat: Tensor, state: State, lr: float, config: TrainConfig, n_decayed: int) -> None:
     """One update of p_flat ~ (N,) from its gradient g_flat ~ (N,), in place; `state` moves on by one.
 
     >>> p, g = torch.ones(2, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
-    >>> adamw(p, g, State.zeros(p), lr=0.1, config=TrainConfig(weight_decay=0.01), n_decayed=1)
+    >>> update_all(p, g, State.zeros(p), lr=0.1, config=TrainConfig(weight_decay=0.01), n_decayed=1)
     >>> [round(x, 9) for x in p.tolist()]
     [0.899000002, 0.900000002]
     """
@@ -59,9 +61,25 @@ def update_slice(
     p: Tensor, g: Tensor, state: State, where: slice, lr: float, config: TrainConfig, decayed: bool
 ) -> None:
     """The update number `state.step` of one piece of the flat vector: p and g of the elements `where`, p in place."""
-    update = fused if uses_fused(config, p.device.type) else explicit
     decay = config.weight_decay if decayed else 0.0
+    if config.optimiser == "sgd":
+        return sgd(p, g, state.m[where], lr, config.beta1, decay)
+    update = fused if uses_fused(config, p.device.type) else explicit
     update(p, g, state.m[where], state.v[where], state.step, lr, config.beta1, config.beta2, decay)
+
+
+def sgd(p: Tensor, g: Tensor, m: Tensor, lr: float, momentum: float, weight_decay: float) -> None:
+    """p, m in place.
+
+    >>> p, m = torch.ones(1), torch.full((1,), 2.0)
+    >>> sgd(p, torch.ones(1), m, lr=0.1, momentum=0.5, weight_decay=0.0)
+    >>> m.item(), round(p.item(), 6)
+    (2.0, 0.8)
+    """
+    m.mul_(momentum).add_(g)
+    if weight_decay:
+        p.mul_(1 - lr * weight_decay)
+    p.add_(m, alpha=-lr)
 
 
 def explicit(
@@ -86,7 +104,7 @@ def fused(
 
 
 def uses_fused(config: TrainConfig, device_type: str) -> bool:
-    """Whether `adamw` runs torch's operator: unless "explicit" is asked for, where it exists and agrees."""
+    """Whether the update of AdamW runs torch's operator: unless "explicit" is asked for, where it exists and agrees."""
     as_planned_for = "cpu" if device_type == "meta" else device_type  # a plan counts what a CPU would do
     return config.implementation != "explicit" and fused_agrees(as_planned_for)
 
@@ -121,6 +139,13 @@ def clip(g_flat: Tensor, max_norm: float, parts: Iterable[Tensor] | None = None)
     if (scale := shrinking(norm, max_norm)) != 1.0:
         g_flat.mul_(scale)
     return norm
+
+
+def clip_each(parts: Iterable[Tensor], max_norm: float) -> None:
+    """Scale each part, in place, to `max_norm` where its own norm is larger."""
+    for g in parts:
+        if (scale := shrinking(norm_of(g.flatten()), max_norm)) != 1.0:
+            g.mul_(scale)
 
 
 def shrinking(norm: float, max_norm: float) -> float:

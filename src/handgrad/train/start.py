@@ -42,21 +42,22 @@ class Parts:
     warnings: tuple[str, ...] = ()
 
 
-def parts_of(corpus: Corpus, config: ModelConfig) -> Parts:
+def parts_of(corpus: Corpus, config: ModelConfig, window: int = 0) -> Parts:
     """The corpus split in file order, if the model knows its ids and one window fits.
 
     A corpus too small to set a tenth aside is trained on whole, without validation. Raises DataError.
     """
     check_ids(corpus.tokens, config.vocabulary)
     training, validation = corpus.split(0.9)
-    if len(training) < config.context + 1 <= corpus.n_tokens:
+    context = window or config.context
+    if len(training) < context + 1 <= corpus.n_tokens:
         warning = (
             f"validation is off: of {corpus.n_tokens} tokens none can be set aside, because a window of context "
-            f"{config.context} takes {config.context + 1}; all of them are trained on"
+            f"{context} takes {context + 1}; all of them are trained on"
         )
         return Parts(corpus.tokens, None, (warning,))
-    n_windows(len(training) if corpus.n_tokens > config.context else corpus.n_tokens, config.context)
-    problem = validation_problem(len(validation), config.context)
+    n_windows(len(training) if corpus.n_tokens > context else corpus.n_tokens, context)
+    problem = validation_problem(len(validation), context)
     return Parts(training, None if problem else validation, (problem,) if problem else ())
 
 
@@ -162,10 +163,16 @@ def instead(folder: Path) -> str:
     return "Start one without --resume"
 
 
-def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Reopened:
-    """Read a run's files and compare them with each other. Raises FileError, ConfigError, DataError."""
+def reopened(folder: Path, steps: int | None, said: Callable[[str], None], like: Model | None = None) -> Reopened:
+    """Read a run's files and compare them with each other; `like` is the model that a checkpoint's numbers belong in,
+    where they are not all of it. Raises FileError, ConfigError, DataError."""
     check_run(folder)
     file = written = read_toml(folder / CONFIG)
+    if file.finetune and like is None and not (file.finetune.get("full") and checkpoint.latest(folder)):
+        raise ConfigError(
+            f"{folder} goes on from another model ({file.finetune.get('model')}); resume it with handgrad finetune "
+            f"--out {folder} --resume"
+        )
     if steps is not None:
         file = file.with_steps(steps)
     config = file.train_config
@@ -176,7 +183,7 @@ def reopened(folder: Path, steps: int | None, said: Callable[[str], None]) -> Re
         corpus = _corpus(folder, file)
         _same_tokens(corpus, file.data.get("tokens_sha256"), folder / CONFIG)
         return Reopened(file, config, checkpoint.Progress(), None, corpus)
-    kept = checkpoint.load(newest)
+    kept = checkpoint.load(newest, like)
     _compare(file.model_config, kept, folder)
     if kept.progress.step >= config.steps:
         said(_nothing_to_do(kept.progress.step, steps, written.train_config.steps))
@@ -287,6 +294,5 @@ def _moved(kept: checkpoint.Checkpoint, config: TrainConfig) -> tuple[Model, Sta
     device = available_device(config)
     if device.type == "cpu":
         return kept.model, kept.state
-    params = kept.model.params.like(kept.model.params.flat.to(device))
     state = State(kept.state.m.to(device), kept.state.v.to(device), kept.state.step)
-    return replace(kept.model, params=params), state
+    return kept.model.moved(device=device), state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from math import isfinite
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ from handgrad.models.diagnose import Batch, not_finite
 from handgrad.models.model import Model
 from handgrad.train.config import TrainConfig
 from handgrad.train.inside import step_after, step_inside
-from handgrad.train.optimiser import State, adamw, clip
+from handgrad.train.optimiser import State, clip, clip_each, update_all
+from handgrad.train.sampled import Figures, Sampled
 
 
 class Stepped(NamedTuple):
@@ -26,6 +28,7 @@ class Stepped(NamedTuple):
     loss_nats: float  # mean over all targets of the step that count
     grad_norm: float  # of the whole gradient, before clipping
     n_targets: int  # targets that counted; 0: nothing was learned, and no weight has changed
+    samples: Figures | None = None  # where they were asked for
 
 
 def step_on(
@@ -61,25 +64,30 @@ def step_on(
         Run(implementation=config.implementation, seed=dropout_seed(config.seed, step, micro))
         for micro in range(len(batches))
     ]
+    sampled = Sampled.of(config)
     if config.update == "inside" or not isinstance(g, Buffer):
         assert len(batches) == 1, "micro-batches add up in a buffer"
         step_of = step_inside if config.update == "inside" else step_after
         room = g if isinstance(g, Room) else Room()
         with torch.no_grad():
-            did = step_of(model, batches[0], state, lr, config, n_valid, runs[0], f"step {step}", room)
-        return Stepped(*did, n_valid)
+            did = step_of(model, batches[0], state, lr, config, n_valid, runs[0], f"step {step}", room, sampled)
+        return Stepped(*did, n_valid, sampled and sampled.figures(did[1]))
     receiver, loss = Accumulate.over(g), torch.zeros((), dtype=g.flat.dtype, device=g.flat.device)
     with torch.no_grad():
         for (inputs, targets), run in zip(batches, runs, strict=True):
-            loss += model.loss_and_backward(inputs, targets, receiver, n_valid=n_valid, run=run)
+            passed = model.loss_and_backward if sampled is None else partial(sampled.loss_and_backward, model)
+            loss += passed(inputs, targets, receiver, n_valid=n_valid, run=run)
         receiver.settle()
-        loss_nats, grad_norm = float(loss), clip(g.flat, config.clip, g.values())
+        whole = config.clip if config.clip_by == "whole" else 0.0
+        loss_nats, grad_norm = float(loss), clip(g.flat, whole, g.values())
         if not isfinite(loss_nats) or not isfinite(grad_norm):
             what = f"step {step}: the loss is {loss_nats} and the gradient's norm {grad_norm}; nothing was updated"
             raise not_finite(what, model, batches, runs, n_valid, g)
-        adamw(model.params.flat, g.flat, state, lr, config, model.params.layout.n_decayed)
+        if config.clip_by == "parameter":
+            clip_each(g.values(), config.clip)
+        update_all(model.params.flat, g.flat, state, lr, config, model.params.layout.n_decayed)
         model.refresh()
-    return Stepped(loss_nats, grad_norm, n_valid)
+    return Stepped(loss_nats, grad_norm, n_valid, sampled and sampled.figures(grad_norm))
 
 
 def dropout_seed(seed: int, step: int, micro: int) -> int:

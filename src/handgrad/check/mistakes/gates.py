@@ -3,6 +3,7 @@
 from handgrad.check.plant import Mistake
 from handgrad.core import combine
 from handgrad.rules import lowrank, rmsnorm, sigmoid, silu, tanh
+from handgrad.rules.fused import lowrank_added
 
 square = "square low-rank update, rslora"
 
@@ -98,4 +99,29 @@ MISTAKES = (
     Mistake("factors of dA swapped", lowrank.backward, '"A", a, Delta_low', '"A", Delta_low, a', square, "lora.A"),
     Mistake("dB from the input", lowrank.backward, '"B", low, D', '"B", a, D', square, "lora.B"),
     Mistake("scale left out", lowrank.forward, "s * (low @ B)", "low @ B", "low-rank update", "forward"),
+    Mistake("scale left out of the sum", lowrank_added.forward, "B, alpha=s)", "B)", "low-rank update", "agreement"),
+    Mistake(
+        "dB without its scale",
+        lowrank_added.backward,
+        '"B", s * low, Delta',
+        '"B", low, Delta',
+        "low-rank update",
+        "agreement",
+    ),
+    Mistake(
+        "A not transposed on the way down",
+        lowrank_added.backward,
+        "rows(Delta_low), A.mT)",
+        "rows(Delta_low), A)",
+        square,
+        "agreement",
+    ),
+    Mistake(
+        "Δ_low without its scale",
+        lowrank_added.backward,
+        "Delta_low = s * (Delta @ B.mT)",
+        "Delta_low = Delta @ B.mT",
+        "low-rank update with dropout",
+        "agreement",
+    ),
 )

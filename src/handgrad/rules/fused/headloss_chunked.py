@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from handgrad.core.gradients import Gradients
+from handgrad.core.gradients import Gradients, of_samples
 from handgrad.core.run import Run, widened
 
 CHUNK = 1 << 25  # bytes of logits of one product: little enough to lie in the heap, where errors will
@@ -50,8 +50,10 @@ def both(
 
 def walk(saved: Saved, Delta: Tensor | None, grads: Gradients | None) -> tuple[Tensor, Tensor | None]:
     """The loss; and Δ of a, with ∂L/∂w_emb handed over on the way, where there is a receiver."""
+    if grads is not None and Delta is not None and not getattr(grads, "only_sums", False):
+        return apart(saved, Delta, grads)
     a, w_emb, y, valid, n = saved
-    rows, y, valid = a.reshape(-1, a.shape[-1]), y.reshape(-1, 1), valid.reshape(-1, 1)
+    rows, y, valid = a.reshape(-1, a.shape[-1]), column(y), column(valid)
     y = y.where(valid, 0)
     total = torch.zeros((), dtype=widened(a[:0]).dtype, device=a.device)
     Delta_a = None if grads is None else torch.empty_like(rows)
@@ -65,6 +67,29 @@ def walk(saved: Saved, Delta: Tensor | None, grads: Gradients | None) -> tuple[T
             grads.outer("w_emb", z, rows[chunk])  # ∂L/∂w_emb = Δ_zᵗ a     of  a w_embᵗ, by w_emb
             Delta_a[chunk] = z @ w_emb  # Δ = Δ_z w_emb                    of  a w_embᵗ, by a
     return total / max(n, 1), None if Delta_a is None else Delta_a.view(a.shape)
+
+
+def apart(saved: Saved, Delta: Tensor, grads: Gradients) -> tuple[Tensor, Tensor]:
+    """The same walk for a receiver that tells samples apart: whole samples at a time, each in memory of its own."""
+    a, w_emb, y, valid, n = saved
+    y = y.where(valid, 0)
+    total = torch.zeros((), dtype=widened(a[:0]).dtype, device=a.device)
+    Delta_a = torch.empty_like(a)
+    size = max(1, CHUNK // (len(w_emb) * a[0, ..., 0].numel() * a.element_size()))
+    for i in range(0, len(a), size):
+        some = slice(i, min(i + size, len(a)))
+        piece = grads if size >= len(a) else of_samples(grads, some.start, some.stop, len(a))
+        z = a[some] @ w_emb.mT
+        total += surprise(z.view(-1, len(w_emb)), column(y[some]), column(valid[some]), Delta / max(n, 1))
+        piece.outer("w_emb", z, a[some])  # ∂L/∂w_emb = Δ_zᵗ a     of  a w_embᵗ, by w_emb
+        Delta_a[some] = z @ w_emb  # Δ = Δ_z w_emb                 of  a w_embᵗ, by a
+        if piece is not grads:
+            piece.finished()
+    return total / max(n, 1), Delta_a
+
+
+def column(x: Tensor) -> Tensor:
+    return x.reshape(-1, 1)
 
 
 def surprise(z: Tensor, y: Tensor, valid: Tensor, scale: Tensor | None) -> Tensor:
