@@ -1,6 +1,6 @@
 """Run the notebooks of examples/ from top to bottom, each in one namespace, and write into them what their cells say.
 
-`python tools/notebook.py` writes; `--check` runs the cells and writes nothing. A cell's output is what it prints, and its
+`python tools/notebook.py` writes; `--check` runs the cells and writes nothing. A cell says what it prints, and what its
 last expression, as a table where it has one. Nothing but Python is needed for it; Jupyter shows the result.
 """
 
