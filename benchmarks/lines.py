@@ -127,6 +127,8 @@ RATE, GB, TIMES = "{:.0f} tokens/s", "{:.2f} GB", "{:.2f}"
 LORA = "LoRA step of GPT-2 124M, r 8, batch 2 x 1024"
 PEFT = {"float32": ("peft float32",), "bfloat16": ("peft autocast bfloat16", "peft on bfloat16 weights")}
 
+SAMPLES = "GPT-2 124M per-sample norms, batch 4 x 128, float32"
+
 LINES: tuple[Line, ...] = (
     Line(f"{GPT2}, float32", SPEED, "handgrad float32", FLOAT32, RATE, FLOAT32[0], at_least=1.4, flags=CHEAP),
     Line(f"{GPT2}, bfloat16", SPEED, "handgrad bfloat16", BF16, RATE, BF16[0], at_least=1.5, flags=CHEAP),
@@ -174,6 +176,26 @@ LINES: tuple[Line, ...] = (
             (": peak memory", "peak_bytes", 1e-9, GB, {"at_most": 0.5}),
         )
         for dtype in PEFT
+    ),
+    *(
+        Line(
+            f"{SAMPLES}{words}",
+            column("per_sample", SAMPLES, figure, scale),
+            who,
+            ("plain step", "opacus"),
+            shown,
+            "plain step",
+            **aim,
+            flags=flags,
+        )
+        for who, flags, aims in (
+            ("step with norms", "--sample-norms", ({"at_least": 0.8}, {"at_most": 1.3})),
+            ("step with every sample clipped", "--sample-clip 1", ({}, {})),
+        )
+        for words, figure, scale, shown, aim in (
+            ("", "tokens_per_s", 1.0, RATE, aims[0]),
+            (": peak memory", "peak_bytes", 1e-9, GB, aims[1]),
+        )
     ),
     Line("step time / ideal, bfloat16", over_ideal, "handgrad bfloat16", BF16, TIMES, at_most=1.25, flags=CHEAP),
     Line("step time / ideal, float32", over_ideal, "handgrad float32", FLOAT32, TIMES, flags=CHEAP),

@@ -19,6 +19,7 @@ WORKS: dict[str, tuple[str, ...]] = {  # module -> what --quick adds
     "ceilings": ("--rounds", "1"),
     "gpt2_step": ("--rounds", "1"),
     "lora": ("--rounds", "1"),
+    "per_sample": ("--rounds", "1"),
     "update_in_backward": (),
     "memory_context": (),
     "step_time": ("--rounds", "2"),

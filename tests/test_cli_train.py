@@ -149,7 +149,7 @@ def test_help_states_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) 
         shown = "bias" if value is True else f"{value:g}" if isinstance(value, float) else value
         assert re.search(rf"--{flag}\b[^[]*\[{shown}\]", words), flag
     for flag, field in TRAIN_FIELDS.items():
-        if flag not in ("lr_floor", "warmup", "compile"):
+        if flag not in ("lr_floor", "warmup", "compile", "sample_norms"):
             assert re.search(rf"--{flag.replace('_', '-')} [^[]*\[{getattr(train, field)}\]", words), flag
     assert f"[{train.warmup}, at most a tenth of --steps]" in words
     assert train.lr_floor == train.lr / 10
@@ -163,6 +163,7 @@ def test_every_field_has_a_flag_and_every_flag_arrives() -> None:
         "beta1": 0.6, "beta2": 0.7, "clip": 2.5, "seed": 11, "validate_every": 5, "save_every": 6, "dtype": "float64",
         "impl": "explicit", "device": "cpu", "layers": 3, "heads": 5, "width": 15, "context": 9, "dropout": 0.25,
         "bias": False, "activation": "relu", "recompute": "cheap", "update": "after", "compile": False,
+        "sample_clip": 0.5, "sample_norms": True,
     }  # fmt: skip
     assert set(values) == set(TRAIN_FIELDS) | set(MODEL_FIELDS)
     settings = resolve(values, ["embedded"], None, None)

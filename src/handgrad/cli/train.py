@@ -80,7 +80,7 @@ def train(
     ] = None,
     sample_clip: Annotated[
         float | None,
-        typer.Option(help="Largest norm of each sample's gradient, 0 is off; gives no privacy [0]", metavar="NORM"),
+        typer.Option(help="Largest norm of each sample's gradient, 0 is off; gives no privacy [0.0]", metavar="NORM"),
     ] = None,
     sample_norms: Annotated[
         bool, typer.Option("--sample-norms", help="Log every step's sample norms and gradient noise.")
