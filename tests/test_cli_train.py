@@ -163,7 +163,7 @@ def test_every_field_has_a_flag_and_every_flag_arrives() -> None:
         "beta1": 0.6, "beta2": 0.7, "clip": 2.5, "seed": 11, "validate_every": 5, "save_every": 6, "dtype": "float64",
         "impl": "explicit", "device": "cpu", "layers": 3, "heads": 5, "width": 15, "context": 9, "dropout": 0.25,
         "bias": False, "activation": "relu", "recompute": "cheap", "update": "after", "compile": False,
-        "sample_clip": 0.5, "sample_norms": True,
+        "sample_clip": 0.5, "sample_norms": True, "clip_by": "parameter", "optimiser": "sgd",
     }  # fmt: skip
     assert set(values) == set(TRAIN_FIELDS) | set(MODEL_FIELDS)
     settings = resolve(values, ["embedded"], None, None)

@@ -44,7 +44,7 @@ def test_nothing_is_shown_before_it_takes_long(capsys: pytest.CaptureFixture[str
     ("arguments", "said"),
     [
         (["plan", "--layers", "1", "--no-time"], "counting a step"),
-        (["plan", "--layers", "1", "--no-time", "--fits", "1GB"], "trying one --batch-size after another"),
+        (["plan", "--layers", "1", "--no-time", "--fits", "8GB"], "trying one --batch-size after another"),
         (["plan", "--layers", "1", "--calibrate"], "measuring this machine's rates"),
         (["generate", "MODEL", "--max-new-tokens", "1"], "loading MODEL"),
         (["eval", "MODEL", "embedded", "--limit", "99"], "reading the text"),
