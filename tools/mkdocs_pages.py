@@ -29,7 +29,8 @@ from handgrad.core.errors import HandgradError
 
 log = logging.getLogger("mkdocs.hooks.pages")
 
-SHOWN = (*(f"src/handgrad/{part}" for part in ("core", "rules", "layers", "models", "generate", "check")), "tests")
+FOLDERS = ("core", "rules", "layers", "models", "generate", "receivers", "adapt", "who", "bridge", "check")
+SHOWN = (*(f"src/handgrad/{part}" for part in FOLDERS), "tests")
 HEADING = re.compile(r"^#+ .*\{[^{}\n]*#(eq-[\w-]+)[^{}\n]*\}[ \t]*$", re.MULTILINE)
 SIGNS = {
     "ᵗ": r"^\top ", "²": "^2", "∘": r"\circ ", "·": r"\cdot ", "Σ": r"\sum ", "∂": r"\partial ", "∞": r"\infty ",
