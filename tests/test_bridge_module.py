@@ -370,3 +370,10 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'sed'"):
         hg.as_module(model, sed=1)
     assert issubclass(ShapeError, HandgradError)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_hessian_is_refused_and_never_silently_zero(strict):
+    module, x = hg.as_module(hg.Linear(3, 2), dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
+    with pytest.raises(ConfigError, match="differentiated again"):
+        torch.autograd.functional.hessian(lambda a: module(a).pow(3).sum(), x, strict=strict)

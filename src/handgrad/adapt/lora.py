@@ -64,6 +64,10 @@ class LoRA:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.targets, str):
+            raise ConfigError(
+                f"targets is the text {self.targets!r}, and must be a tuple of names: ({self.targets!r},)"
+            )
         if not self.targets:
             raise ConfigError("no targets are named: the linear layers that get an update, such as attention.query")
         for fit in (Fit(self.rank, self.alpha), *map(self.of, (*self.rank_pattern, *self.alpha_pattern))):

@@ -162,7 +162,7 @@ def base_path(folder: Path, base: str) -> str:
     if not base:
         raise FileError(f"{folder / CONFIG} does not say which model it belongs to: base_model_name_or_path is missing")
     near = folder / base
-    path = base if os.path.exists(base) or not near.exists() else str(near)
+    path = base if os.path.exists(base) or not os.path.exists(near) else str(near)
     at, seen = Path(path), 0
     while at.is_dir() and (at / CONFIG).exists() and seen <= DEEPEST:
         below = read_config(at / CONFIG).base

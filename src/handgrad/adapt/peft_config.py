@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from handgrad.adapt.lora import Fit
 from handgrad.core.errors import ConfigError, FileError, cut
 from handgrad.data.files import read_json
+from handgrad.layers.lowrank import MOST_ALPHA
 
 MOST = 4 << 20  # bytes
 SPECIAL = set("\\^$*+?{}[]|()")
@@ -78,7 +79,7 @@ class Described:
 
     def fit(self, module: str, rank: int, folder: Path) -> None:
         """Note the layer's rank and alpha. Raises FileError where the file has another rank than is written there."""
-        first = lambda pattern, otherwise: next((v for name, v in pattern.items() if ends(module, name)), otherwise)  # noqa: E731
+        first = lambda pattern, otherwise: next((v for name, v in pattern.items() if fits(module, name)), otherwise)  # noqa: E731
         said = first(self.table["rank_pattern"], self.table["r"])
         alpha = first(self.table["alpha_pattern"], self.table["lora_alpha"])
         if said != rank:
@@ -94,6 +95,15 @@ def ends(module: str, name: Any) -> bool:
     (True, False)
     """
     return isinstance(name, str) and (module == name or module.endswith(f".{name}"))
+
+
+def fits(module: str, pattern: Any) -> bool:
+    """As peft reads the names of rank_pattern and alpha_pattern: in a regular expression, where a dot is any character.
+
+    >>> fits("model.layers.0.self_attn.q_proj", "q.proj"), fits("model.layers.0.self_attn.q_proj", "proj")
+    (True, False)
+    """
+    return isinstance(pattern, str) and re.fullmatch(rf"(.*\.)?({pattern})", module, re.DOTALL) is not None
 
 
 def read_config(path: Path) -> Described:
@@ -126,10 +136,10 @@ def read_config(path: Path) -> Described:
                 raise ConfigError(
                     f"{path}: {pattern} has the regular expression {cut(name)!r}; write out the names of layers"
                 )
-            if type(value) not in ((int,) if least else (int, float)) or not least <= value < float("inf"):
+            if type(value) not in ((int,) if least else (int, float)) or not least <= value < MOST_ALPHA:
                 raise FileError(f"{path} is damaged: {pattern} gives {cut(name)!r} the value {cut(value)!r}")
     alpha, dropout = table["lora_alpha"], table["lora_dropout"]
-    if not (isfinite(alpha) and alpha > 0) or not 0 <= dropout < 1:
+    if not 0 < alpha < MOST_ALPHA or not 0 <= dropout < 1:
         raise FileError(f"{path} is damaged: lora_alpha is {cut(alpha)}, lora_dropout {cut(dropout)}")
     return Described(
         {}, table["use_rslora"], float(dropout), base=table.get("base_model_name_or_path") or "", table=table

@@ -99,15 +99,15 @@ class Through(torch.autograd.Function):
                 for D, dtype, want in zip(below, ctx.dtypes, ctx.needs_input_grad[1:], strict=False)
             ]
             gradients = [None if g is None else g.to(w.dtype) for g, w in zip(sums, params, strict=True)]
-        return (None, *once([*belows, *gradients]))
+        return (None, *once([*belows, *gradients], [*Deltas, *kept]))
 
 
 class Once(torch.autograd.Function):
-    """Its input, which cannot be differentiated."""
+    """The first n of its inputs; going back through them, to any of its inputs, is refused."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in xs)
+    def forward(ctx: Any, n: int, *xs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in xs[:n])
 
     @staticmethod
     def backward(ctx: Any, *Deltas: Tensor) -> Any:
@@ -117,12 +117,14 @@ class Once(torch.autograd.Function):
         )
 
 
-def once(results: list[Tensor | None]) -> list[Tensor | None]:
-    """The results of a backward pass; where a graph of it is asked for, going back through them is refused."""
+def once(results: list[Tensor | None], sources: list[Tensor]) -> list[Tensor | None]:
+    """The results of a backward pass; where a graph of it is asked for, going back through them is refused: to the
+    errors and tensors that they were made of, and anything behind those."""
     there = [x for x in results if x is not None]
     if not torch.is_grad_enabled() or not there:
         return results
-    refused = iter(Once.apply(torch.ones((), requires_grad=True), *there))
+    anchor = torch.ones((), requires_grad=True)
+    refused = iter(Once.apply(len(there), *there, anchor, *(x for x in sources if x.requires_grad)))
     return [None if x is None else next(refused) for x in results]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from handgrad.adapt import LoRA, adapted, merge
-from handgrad.adapt.lora import ATTENTION
+from handgrad.adapt.lora import ATTENTION, updates
 from handgrad.adapt.peft import write_files
 from handgrad.cli.converting import require_dtype
 from handgrad.cli.options import problems, quoted
@@ -121,7 +121,8 @@ def resolve(name: str, sources: Sequence[str], flags: Mapping[str, Any]) -> tupl
             f"--full trains all parameters and takes no {', '.join('--' + one for one in given)}; leave one out"
         )
     if not sources:
-        wrong.append("DATA is missing: name text files or token files, or the word embedded")
+        alone = f", and {name} was taken for MODEL, which comes first" if Path(name).is_file() else ""
+        wrong.append(f"DATA is missing{alone}: name text files or token files, or the word embedded")
     for source in sources:
         attempt(wrong, lambda: check_name(source, "DATA"), None)  # noqa: B023
     if (window := flags.get("window", 0)) < 0 or flags.get("window") == 0:
@@ -178,10 +179,10 @@ def tokens(words: Any, vocabulary: int, sources: Sequence[str], out: Path, outpu
     """The data in the model's own tokens, into `out`/data."""
     with preparing(output) as progress, tempfile.TemporaryDirectory() as folder:
         kind: Any = "ids"
-        if words is not None:
+        if words is not None and not all(source.endswith((".npy", ".bin")) for source in sources):
             kind = Path(folder) / "tokenizer.json"
             kind.write_bytes(tokenizer_bytes(words))
-        size = None if words is not None else vocabulary
+        size = vocabulary if kind == "ids" else None
         return prepare(sources, kind, out / "data", vocab_size=size, progress=progress)
 
 
@@ -206,7 +207,8 @@ def merge_adapter(name: str, out: Path | None, dtype: str, output: Output) -> No
         raise ConfigError(
             f"{name} is a model without an adapter, so there is nothing to merge; name the adapter's folder"
         )
-    n_updates = len(model.params.layout.places)
+    stacks = updates(model)
+    n_layers, n_updates = len(stacks), sum(map(len, stacks.values()))
     with waiting(f"writing {out}", output.live):
         done = export(merge(model), out, model.params.flat.dtype if dtype == "auto" else DTYPES[dtype])
     if dtype in ("bfloat16", "float16"):
@@ -215,6 +217,6 @@ def merge_adapter(name: str, out: Path | None, dtype: str, output: Output) -> No
         output.note(f"the tokenizer is not among the files: {done.why_no_tokenizer}")
     output.record({"adapter": name, "out": out, "parameters": done.n_parameters, "bytes": done.n_bytes})
     output.text(
-        f"{out}: {done.n_parameters:,} parameters, {n_updates} factors of updates added, {done.n_bytes:,} bytes"
+        f"{out}: {done.n_parameters:,} parameters with {n_updates} updates of {n_layers} layers, {done.n_bytes:,} bytes"
     )
     output.text(f"Next: handgrad generate {quoted(out)} --prompt TEXT")

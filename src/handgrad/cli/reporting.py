@@ -154,6 +154,8 @@ def sentence(corpus: Corpus | None, model: Model) -> torch.Tensor:
     if corpus is None:
         return torch.zeros(0, dtype=torch.int64)
     training, validation = corpus.split()
+    if model.tokenizer is None:
+        return torch.from_numpy(np.asarray((validation if len(validation) >= n else training)[:n], dtype=np.int64))
     part = np.asarray((validation if len(validation) >= n else training)[: 20 * n], dtype=np.int64)
     newline = model.tokenizer.encode("\n", "skip")
     starts = np.flatnonzero(part == newline[0]) + 1 if len(newline) else np.zeros(0, np.int64)

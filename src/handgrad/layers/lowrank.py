@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from handgrad.core.combine import Fork, Sequence, Sum, inside
-from handgrad.core.errors import ConfigError
+from handgrad.core.errors import ConfigError, cut
 from handgrad.core.gradients import Gradients
 from handgrad.core.params import Slot, Tree
 from handgrad.core.run import Run
@@ -21,6 +21,8 @@ from handgrad.layers.linear import Linear
 from handgrad.layers.pointwise import Dropout
 from handgrad.rules import dropout, lowrank
 from handgrad.rules.lowrank import LOWRANK
+
+MOST_ALPHA = 1e9
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,15 @@ class LowRank:
     def __post_init__(self) -> None:
         if type(self.rank) is not int or self.rank < 1:
             raise ConfigError(f"the rank of a low-rank update is {self.rank}, and must be a whole number of at least 1")
-        if not self.alpha > 0:
-            raise ConfigError(f"alpha of a low-rank update is {self.alpha}, and must be above 0: it scales the update")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout of a low-rank update is {self.dropout}, and must be at least 0 and below 1")
+        if type(self.alpha) not in (int, float) or not 0 < self.alpha < MOST_ALPHA:
+            raise ConfigError(
+                f"alpha of a low-rank update is {cut(self.alpha)}, and must be a number above 0 and below "
+                f"{MOST_ALPHA:g}: it scales the update"
+            )
+        if type(self.dropout) not in (int, float) or not 0 <= self.dropout < 1:
+            raise ConfigError(
+                f"dropout of a low-rank update is {cut(self.dropout)}, and must be at least 0 and below 1"
+            )
 
     @property
     def n_in(self) -> int:

@@ -20,7 +20,7 @@ from handgrad.models.llama2c import CODE
 from handgrad.models.store import CHECKPOINTS, PARAMS, STATE, latest
 
 Kind = Literal["checkpoint", "hugging face", "adapter", "gguf", "llama2.c"]
-MEANT = "a Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists"
+MEANT = "an adapter or Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists"
 
 
 @dataclass(frozen=True)

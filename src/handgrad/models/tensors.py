@@ -68,7 +68,11 @@ def write_tensors(
     text += b" " * (-len(text) % 8)
     file.write(len(text).to_bytes(8, "little") + text)
     for name, shape in shapes.items():
-        x = tensor(name).to(dtype).contiguous()
+        x = tensor(name).to(dtype)
+        if (
+            x.stride() != torch.empty(shape, device="meta").stride()
+        ):  # also a row of a transposed matrix, which counts as
+            x = x.clone(memory_format=torch.contiguous_format)  # contiguous, and cannot be seen as bytes
         assert x.shape == shape, f"{name} is {tuple(x.shape)}, announced as {shape}"
         file.write(memoryview(x.view(torch.uint8).flatten().numpy()) if x.numel() else b"")
     return 8 + len(text) + end

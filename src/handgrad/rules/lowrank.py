@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from handgrad.core.gradients import Gradients
@@ -45,5 +46,7 @@ LOWRANK = Rule("lowrank", Pair(forward, backward), Pair(lowrank_added.forward, l
 
 
 def merged(w: Tensor, A: Tensor, B: Tensor, s: float) -> Tensor:
-    """The one matrix that does the same: w + s A B ~ (n_in, n_out). Formed in the type of w, which is left as it is."""
-    return w + s * (A @ B).to(w.dtype)
+    """The one matrix that does the same: w + s A B ~ (n_in, n_out). Formed in float32 at least, and rounded to the type
+    of w once; w is left as it is."""
+    wide = torch.promote_types(w.dtype, torch.float32)
+    return (w.to(wide) + s * (A.to(wide) @ B.to(wide))).to(w.dtype)

@@ -86,9 +86,13 @@ def fresh_folder(folder: Path) -> None:
     not_a_model(folder)
 
 
+OTHERS = ("config.json", "model.safetensors", "adapter_config.json", "adapter_model.safetensors")
+
+
 def not_a_model(folder: Path) -> None:
-    """ConfigError where a run would be written over a model alone, as `handgrad import` leaves it."""
-    for name in (STATE, PARAMS):
+    """ConfigError where a run would be written over a model alone, as `handgrad import` leaves it, or over a Hugging
+    Face folder or an adapter."""
+    for name in (STATE, PARAMS, *OTHERS):
         if (folder / name).exists():
             raise ConfigError(
                 f"{folder} already holds a model ({name} is there), and it is left as it is. Choose another folder"

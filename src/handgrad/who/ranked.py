@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from handgrad.core.errors import NumericError, ShapeError, unknown
+from handgrad.core.errors import ConfigError, NumericError, ShapeError, unknown
 from handgrad.models.model import Model
 from handgrad.who.factors import Factors, Pair
 from handgrad.who.heads import head_of
@@ -162,6 +162,12 @@ def who(
     1.0
     """
     layout = model.params.layout
+    at, _, leaf = name.rpartition(".")
+    if any({name, f"{at}.base.{leaf}"} & frozen.layout.slots.keys() for frozen in model.frozen):
+        raise ConfigError(
+            f"{name} is frozen in this model, so no gradient of it is formed: ask for the adapter's own matrices, such as "
+            f"{next(iter(layout.slots))}, or ask the model without the adapter"
+        )
     if name not in layout.slots:
         raise unknown("trained parameter", name, layout.slots)
     part = None if head is None else head_of(model, name, head)
