@@ -262,7 +262,7 @@ def test_a_transposed_matrix_of_one_row_or_column_is_written(tmp_path, shape):
     x = torch.arange(15.0)[: shape[0] * shape[1]].view(shape[1], shape[0]).mT
     with open(tmp_path / "x.safetensors", "wb") as file:
         write_tensors(file, {"x": shape}, torch.float32, lambda name: x, {})
-    assert safetensors.torch.load_file(tmp_path / "x.safetensors")["x"].equal(x)
+    assert load_file(tmp_path / "x.safetensors")["x"].equal(x)
 
 
 def test_a_dot_in_a_pattern_is_any_character_as_in_peft():

@@ -71,8 +71,8 @@ def write_tensors(
         x = tensor(name).to(dtype)
         if (
             x.stride() != torch.empty(shape, device="meta").stride()
-        ):  # also a row of a transposed matrix, which counts as
-            x = x.clone(memory_format=torch.contiguous_format)  # contiguous, and cannot be seen as bytes
+        ):  # such as a row of a transposed matrix, which counts
+            x = x.clone(memory_format=torch.contiguous_format)  # as contiguous and cannot be seen as bytes
         assert x.shape == shape, f"{name} is {tuple(x.shape)}, announced as {shape}"
         file.write(memoryview(x.view(torch.uint8).flatten().numpy()) if x.numel() else b"")
     return 8 + len(text) + end

@@ -165,8 +165,8 @@ def who(
     at, _, leaf = name.rpartition(".")
     if any({name, f"{at}.base.{leaf}"} & frozen.layout.slots.keys() for frozen in model.frozen):
         raise ConfigError(
-            f"{name} is frozen in this model, so no gradient of it is formed: ask for the adapter's own matrices, such as "
-            f"{next(iter(layout.slots))}, or ask the model without the adapter"
+            f"{name} is frozen in this model, so no gradient of it is formed: ask for the adapter's own matrices, such "
+            f"as {next(iter(layout.slots))}, or ask the model without the adapter"
         )
     if name not in layout.slots:
         raise unknown("trained parameter", name, layout.slots)
