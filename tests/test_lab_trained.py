@@ -44,7 +44,7 @@ def test_the_verdict_on_memory_follows_the_numbers(lstm, verdict):
 
     got = memory.Memory().judge(answers(memory.Memory(), says))
     assert got.verdict == verdict
-    assert f"the best fixed memory recalls {lstm:.0%}, the worst growing one 90%" in got.because
+    assert f"the best fixed memory recalls {lstm:.0%}, the lesser of the two growing ones 90%" in got.because
     assert got.drawings[0].series["LSTM"]["y"] == pytest.approx([lstm, lstm, lstm - 0.01])
 
 

@@ -119,7 +119,7 @@ class Arguments:
         numbers = [replace(lost, unit="nats")] if lost is not None else []
         if one is not None and both is not None:
             against = f"the source alone {one.value:.0%}"
-            numbers.insert(0, replace(both, label="recall with both arguments, under the softmax", against=against))
+            numbers.append(replace(both, label="recall with both arguments, under the softmax", against=against))
         numbers += [x for x in n.values() if x is not None]
         return Finding(decided, because, numbers, (drawing,), notes())
 

@@ -51,7 +51,8 @@ class Compared:
             return Finding(OPEN, f"Not measured: {', '.join(name for name in self.rungs if n[name] is None)}.")
         best = max((x for x in less if x is not None), key=lambda x: x.value)
         worst = min((x for x in more if x is not None), key=lambda x: x.value)
-        because = f"{said(worst)} against {said(best)}, on {self.task.pairs} pairs in at most {QUICK.steps} steps."
+        others = "; ".join(said(x) for x in less if x is not None)
+        because = f"{said(worst)} against {others}, on {self.task.pairs} pairs in at most {QUICK.steps} steps."
         measured = {name: x for name, x in n.items() if x is not None}
         bars = {
             "accuracy": {

@@ -110,6 +110,11 @@ def judged_price(of: Found) -> Finding:
         f"After {TOKENS} tokens the Transformer keeps {there['transformer']:,} bytes and the LSTM {there['lstm']:,}; a "
         f"layer has compared {pairs:,} pairs of tokens, where the LSTM took {TOKENS} steps. For that it recalls "
         f"{percent(n['transformer'])} instead of {percent(n['lstm'])} of {FOUR.pairs} pairs."
+        + (
+            f" Growing memory keeps {there['memory']:,} bytes and recalls {percent(n['memory'])}."
+            if "memory" in n
+            else ""
+        )
     )
     per_step = {name: number("", [seconds(x) for x in of[name]], "milliseconds") for name in n}
     numbers = [
