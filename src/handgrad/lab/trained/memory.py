@@ -66,7 +66,7 @@ class Memory:
     question: str = "Why not an RNN?"
     claim: str = (
         "A state of fixed size is written over: the more facts it must hold, the fewer it gives back. A memory that "
-        "grows with the text gives back more, at equal width and at equal numbers of parameters, in minutes of training."
+        "grows with the text gives back more, at equal width and at equal numbers of parameters."
     )
     formula: str = rung("memory").formula
     rungs: Sequence[str] = ALL
