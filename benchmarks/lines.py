@@ -164,12 +164,11 @@ LINES: tuple[Line, ...] = (
         Line(
             f"{LORA}, {dtype}{words}",
             column("lora", LORA, figure, scale),
-            f"handgrad {dtype}, recompute cheap",
+            f"handgrad {dtype}",
             PEFT[dtype],
             shown,
             PEFT[dtype][0],
             **aim,
-            flags=CHEAP,
         )
         for words, figure, scale, shown, aim in (
             ("", "tokens_per_s", 1.0, RATE, {"at_least": 1.3}),
