@@ -202,7 +202,7 @@ def test_low_rank_updates_that_cannot_be():
     for how, says in (
         ({"rank": 0, "alpha": 1}, "rank of a low-rank update is 0, and must be a whole number of at least 1"),
         ({"rank": 1.5, "alpha": 1}, "is 1.5, and must be a whole number"),
-        ({"rank": 1, "alpha": 0}, "alpha of a low-rank update is 0, and must be above 0"),
+        ({"rank": 1, "alpha": 0}, "alpha of a low-rank update is 0, and must be a number above 0"),
         ({"rank": 1, "alpha": 1, "dropout": 1.0}, "dropout of a low-rank update is 1.0, and must be at least 0"),
     ):
         with pytest.raises(ConfigError, match=says):

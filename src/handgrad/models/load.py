@@ -49,8 +49,8 @@ def load(path: str | Path, dtype: torch.dtype | None = None, tokenizer: bool = T
 
     >>> load("no/such/run")
     Traceback (most recent call last):
-    handgrad.core.errors.FileError: there is no model 'no/such/run'; expected a run folder or a checkpoint folder, a \
-Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists
+    handgrad.core.errors.FileError: there is no model 'no/such/run'; expected a run folder or a checkpoint folder, an \
+adapter or Hugging Face folder, a .gguf, a llama2.c .bin, or a name that `handgrad models` lists
     """
     if dtype is not None and dtype not in (torch.float32, torch.float64):
         raise ConfigError(f"dtype is {dtype}, and parameters are kept in torch.float32 or torch.float64")

@@ -48,5 +48,6 @@ LOWRANK = Rule("lowrank", Pair(forward, backward), Pair(lowrank_added.forward, l
 def merged(w: Tensor, A: Tensor, B: Tensor, s: float) -> Tensor:
     """The one matrix that does the same: w + s A B ~ (n_in, n_out). Formed in float32 at least, and rounded to the type
     of w once; w is left as it is."""
-    wide = torch.promote_types(w.dtype, torch.float32)
-    return (w.to(wide) + s * (A.to(wide) @ B.to(wide))).to(w.dtype)
+    dtype = w.dtype
+    w, A, B = (x.to(torch.promote_types(dtype, torch.float32)) for x in (w, A, B))
+    return (w + s * (A @ B)).to(dtype)
