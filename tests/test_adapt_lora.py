@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import handgrad as hg
 from handgrad.adapt.lora import LoRA, adapted, base_of, linears, merge
@@ -250,3 +251,35 @@ def test_an_adapted_model_writes_and_is_not_exported_without_its_updates(tmp_pat
     assert ids != [int(i) for i in generate(base_of(model), TOKENS[0, :3], 6, greedy)]
     with pytest.raises(ConfigError, match="merge them first"):
         export(model, tmp_path / "there")
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (3, 4)])
+def test_a_transposed_matrix_of_one_row_or_column_is_written(tmp_path, shape):
+    """torch calls a (1, n) view of a (n, 1) matrix contiguous, whatever its strides, and cannot show its bytes."""
+    from handgrad.models.tensors import write_tensors
+
+    x = torch.arange(15.0)[: shape[0] * shape[1]].view(shape[1], shape[0]).mT
+    with open(tmp_path / "x.safetensors", "wb") as file:
+        write_tensors(file, {"x": shape}, torch.float32, lambda name: x, {})
+    assert load_file(tmp_path / "x.safetensors")["x"].equal(x)
+
+
+def test_a_dot_in_a_pattern_is_any_character_as_in_peft():
+    from handgrad.adapt.peft_config import fits
+
+    assert fits("model.layers.0.self_attn.q_proj", "q.proj")
+    assert not fits("model.layers.0.self_attn.q_proj", "proj")
+
+
+@pytest.mark.parametrize("alpha", [float("inf"), 1e308, "16", 10**400])
+def test_an_alpha_that_is_no_size_is_refused(alpha):
+    with pytest.raises(ConfigError, match="alpha of a low-rank update"):
+        LoRA(alpha=alpha)
+
+
+def test_a_merge_in_half_precision_is_rounded_once():
+    from handgrad.rules.lowrank import merged
+
+    g = torch.Generator().manual_seed(0)
+    w, A, B = (torch.randn(s, generator=g).bfloat16() for s in ((7, 5), (7, 3), (3, 5)))
+    assert merged(w, A, B, 0.3).equal((w.float() + 0.3 * (A.float() @ B.float())).bfloat16())

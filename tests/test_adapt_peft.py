@@ -252,35 +252,3 @@ def test_tensors_that_do_not_fit_are_refused(folders, tmp_path) -> None:
     (folder / CONFIG).write_text(json.dumps(table))
     with pytest.raises(FileError, match="there is no model"):
         load_adapter(folder)
-
-
-@pytest.mark.parametrize("shape", [(1, 5), (5, 1), (3, 4)])
-def test_a_transposed_matrix_of_one_row_or_column_is_written(tmp_path, shape):
-    """torch calls a (1, n) view of a (n, 1) matrix contiguous, whatever its strides, and cannot show its bytes."""
-    from handgrad.models.tensors import write_tensors
-
-    x = torch.arange(15.0)[: shape[0] * shape[1]].view(shape[1], shape[0]).mT
-    with open(tmp_path / "x.safetensors", "wb") as file:
-        write_tensors(file, {"x": shape}, torch.float32, lambda name: x, {})
-    assert load_file(tmp_path / "x.safetensors")["x"].equal(x)
-
-
-def test_a_dot_in_a_pattern_is_any_character_as_in_peft():
-    from handgrad.adapt.peft_config import fits
-
-    assert fits("model.layers.0.self_attn.q_proj", "q.proj")
-    assert not fits("model.layers.0.self_attn.q_proj", "proj")
-
-
-@pytest.mark.parametrize("alpha", [float("inf"), 1e308, "16", 10**400])
-def test_an_alpha_that_is_no_size_is_refused(alpha):
-    with pytest.raises(ConfigError, match="alpha of a low-rank update"):
-        LoRA(alpha=alpha)
-
-
-def test_a_merge_in_half_precision_is_rounded_once():
-    from handgrad.rules.lowrank import merged
-
-    g = torch.Generator().manual_seed(0)
-    w, A, B = (torch.randn(s, generator=g).bfloat16() for s in ((7, 5), (7, 3), (3, 5)))
-    assert merged(w, A, B, 0.3).equal((w.float() + 0.3 * (A.float() @ B.float())).bfloat16())
