@@ -69,10 +69,9 @@ def write_tensors(
     file.write(len(text).to_bytes(8, "little") + text)
     for name, shape in shapes.items():
         x = tensor(name).to(dtype)
-        if (
-            x.stride() != torch.empty(shape, device="meta").stride()
-        ):  # such as a row of a transposed matrix, which counts
-            x = x.clone(memory_format=torch.contiguous_format)  # as contiguous and cannot be seen as bytes
+        # A row of a transposed matrix counts as contiguous, whatever its strides, and cannot be seen as bytes.
+        if x.stride() != torch.empty(shape, device="meta").stride():
+            x = x.clone(memory_format=torch.contiguous_format)
         assert x.shape == shape, f"{name} is {tuple(x.shape)}, announced as {shape}"
         file.write(memoryview(x.view(torch.uint8).flatten().numpy()) if x.numel() else b"")
     return 8 + len(text) + end
